@@ -19,18 +19,21 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-K_SCALES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
-"""Bytes of the half-precision scales in a block of 256 values; gguf can't write these blocks, so they are random."""
+UNWRITTEN = {
+    "Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "IQ4_NL": (0, 2),
+    "IQ4_XS": (0, 2),
+}  # fmt: skip
+"""Bytes of the half-precision scales in a block; gguf can't write these blocks, so they are random."""
 
 
 def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
-    """A matrix as blocks of a GGML type; for k-quants, random blocks of its shape."""
+    """A matrix as blocks of a GGML type; random ones of its shape if gguf can't write them."""
     type_ = gguf.GGMLQuantizationType[kind]
-    if kind not in K_SCALES:
+    if kind not in UNWRITTEN:
         return values if kind == "F32" else gguf.quantize(values, type_)
     size, bytes_ = gguf.GGML_QUANT_SIZES[type_]
     drawn = np.random.default_rng(values.size).integers(0, 256, (values.size // size, bytes_), dtype=np.uint8)
-    first, stop = K_SCALES[kind]
+    first, stop = UNWRITTEN[kind]
     drawn[:, first:stop] = np.full((stop - first) // 2, 0.0007, np.float16).view(np.uint8)
     return drawn.reshape(*values.shape[:-1], -1)
 
@@ -40,7 +43,7 @@ def write_llama(path: Path, kind: str = "F32", rule: str | None = "default", **o
 
     `rule`: the tokenizer's rule for splitting text.
     """
-    sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
+    sizes = (256, 256) if kind in UNWRITTEN else (64, 128)  # rows of whole blocks
     model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1], **others)
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     tensors = {}
@@ -53,7 +56,7 @@ def write_llama(path: Path, kind: str = "F32", rule: str | None = "default", **o
 
 def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: int) -> Any:
     """Like `write_llama`, for a Qwen3-MoE; `down`: another type for the experts' down projections."""
-    size = 256 if kind in K_SCALES else 64
+    size = 256 if kind in UNWRITTEN else 64
     sizes = {"hidden_size": size, "intermediate_size": size, "moe_intermediate_size": size, "head_dim": size // 4}
     model = tiny.build_model("qwen3moe", **sizes, **others)
     tensors = {}

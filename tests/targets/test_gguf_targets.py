@@ -22,7 +22,7 @@ from eyas.targets.tokenizers import eos_token_ids
 from tests import gguf_models, tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.K_SCALES]
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.UNWRITTEN]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -314,9 +314,49 @@ def _q6_k(raw: Tensor) -> WeightBlocks:
     return WeightBlocks(WeightFormat.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
 
 
+def _q3_k(raw: Tensor) -> WeightBlocks:
+    """Codes of three bits, the third inverted, and scales of six bits for 16 inputs each."""
+    out = len(raw)
+    low = _parted(raw[..., 32:96], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    third = raw[..., :32].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
+    codes = low.flatten(2, 3) + (third << 2) + (WeightFormat.HALVES8.zero - 4)  # bytes wrap around
+    four = _parted(raw[..., 96:104], 2, 1, 8) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
+    two = _parted(raw[..., 104:108], 2, 1, 4) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    scales = (four.flatten(2) | two.flatten(2) << 4).to(torch.int8) - 32  # [out, S, 16]
+    factors = raw[..., 108:110].contiguous().view(torch.float16)
+    return WeightBlocks(WeightFormat.HALVES8, codes.view(out, -1, GROUP), scales.view(out, -1, 2), None, factors)
+
+
+_NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int16)
+"""What the 4-bit codes of IQ4_NL and IQ4_XS stand for (`kvalues_iq4nl` of llama.cpp)."""
+
+
+def _nonlinear(codes: Tensor, kind: WeightFormat) -> Tensor:
+    """The codes in bytes that stand for the same weights."""
+    return (_NONLINEAR + kind.zero).to(torch.uint8)[codes.long()]
+
+
+def _iq4_nl(raw: Tensor) -> WeightBlocks:
+    codes = _nonlinear(_nibbles(raw[..., 2:]), WeightFormat.SIGNED8)
+    return WeightBlocks(WeightFormat.SIGNED8, codes, _halves(raw, 0))
+
+
+def _iq4_xs(raw: Tensor) -> WeightBlocks:
+    """Blocks of 32 as in IQ4_NL, with scales of six bits: four in one place, two in another."""
+    out = len(raw)
+    four = (raw[..., 4:8].unsqueeze(3) >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(2)  # [out, S, 8]
+    two = (raw[..., 2:4].unsqueeze(3) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(2)
+    scales = (four | two << 4).to(torch.int8) - 32
+    codes = _nibbles(_parted(raw[..., 8:136], 2, 8, 16).flatten(1, 2))  # [out, B, 32]
+    codes = _nonlinear(codes, WeightFormat.HALVES8)
+    factors = raw[..., :2].contiguous().view(torch.float16)
+    halves = scales.view(out, -1, 1).expand(-1, -1, 2).contiguous()
+    return WeightBlocks(WeightFormat.HALVES8, codes, halves, None, factors)
+
+
 GGML: dict[str, Callable[[Tensor], WeightBlocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
 }  # fmt: skip
 """GGML type that stays packed -> reader of its blocks [out, B, bytes]."""
 
