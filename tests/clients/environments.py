@@ -2,7 +2,7 @@
 
     python tests/clients/environments.py [CLIENT ...]
 
-Packages are pinned in versions.yaml; an environment with other pins is rebuilt.
+Packages are pinned in versions.yaml, npm's as `npm:NAME@VERSION`; an environment with other pins is rebuilt.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".clients"
 VERSIONS: dict[str, list[str]] = yaml.safe_load((HERE / "versions.yaml").read_text(encoding="utf-8"))
 """Client -> the packages that are installed for it."""
+NPM = "npm:"
 PYTEST, UV = "pytest==9.2.0", "uv==0.13.9"
 """Runs a client's cases in its environment, and installs it, in seconds where pip takes minutes."""
 
@@ -43,7 +44,11 @@ def make(client: str) -> None:
     run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     for torch in [package for package in packages if package.startswith("torch==")]:
         run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", torch)
-    run(uv, "pip", "install", "--quiet", "--python", python, *packages)
+    from_npm = [package.removeprefix(NPM) for package in packages if package.startswith(NPM)]
+    run(uv, "pip", "install", "--quiet", "--python", python, *(each for each in packages if not each.startswith(NPM)))
+    if from_npm:  # by the environment's own Node.js
+        npm = folder / "bin" / "npm"
+        run(npm, "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", folder, *from_npm)
     (folder / "made.json").write_text(json.dumps(packages), encoding="utf-8")
 
 

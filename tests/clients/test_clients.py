@@ -1,7 +1,8 @@
-"""Ten client libraries, unmodified, against `eyas serve` with the demo pair (`make clients`)."""
+"""Client libraries and agents, unmodified, against `eyas serve` with the demo pair (`make clients`)."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ..toy.pair import TOY_PAIR, TOY_TARGET
-from .environments import FOLDER, HERE, VERSIONS, python_of
+from ..toy.pair import TOY_DRAFTER, TOY_TARGET
+from .environments import FOLDER, HERE, NPM, VERSIONS, python_of
 
-OF_CLIENTS = ("PYTHON", "EYAS", "OPENAI", "ANTHROPIC")
+OF_CLIENTS = ("PYTHON", "EYAS", "OPENAI", "ANTHROPIC", "OLLAMA", "AIDER", "QWEN")
 """How variables begin that would change what a client does."""
 INSIDE = HERE / "inside"
 PAGE = HERE.parents[1] / "docs" / "serve.md"
@@ -27,12 +28,24 @@ PAGE = HERE.parents[1] / "docs" / "serve.md"
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the demo pair is served, by a process of its own."""
     log = tmp_path_factory.mktemp("server") / "log"
-    served = [sys.executable, "-m", "eyas", "serve", *TOY_PAIR, "--served-model-name", "demo", "--port", "0"]
+    pair = ["--model", str(_with_context(tmp_path_factory.mktemp("target"), 16384)), "--draft-model", str(TOY_DRAFTER)]
+    names = ["--served-model-name", "demo", "--served-model-name", "llama-server"]  # the latter for llm's plugin
+    served = [sys.executable, "-m", "eyas", "serve", *pair, *names, "--port", "0"]
     with log.open("w") as out, subprocess.Popen([*served, "--tree", "chain:3"], stdout=out, stderr=out) as process:
         try:
             yield _when_ready(process, log)
         finally:
             process.terminate()
+
+
+def _with_context(folder: Path, tokens: int) -> Path:
+    """The demo target with a longer context, made in `folder`: agents send prompts longer than its own."""
+    for file in TOY_TARGET.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((TOY_TARGET / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": tokens}), encoding="utf-8")
+    return folder
 
 
 def _when_ready(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -56,9 +69,9 @@ def test_every_client_has_cases() -> None:
 def test_the_page_names_the_versions_that_are_run() -> None:
     rows = re.search(r"^\| client \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows
-    named = [row.split("|")[1].split() for row in rows[1].splitlines()]
+    named = [row.split("|")[1].split()[:2] for row in rows[1].splitlines()]
     clients = [next(each for each in packages if not each.startswith("torch==")) for packages in VERSIONS.values()]
-    assert named == [re.sub(r"\[.*\]", "", each).split("==") for each in clients]
+    assert named == [re.split("==|(?<=.)@", re.sub(r"\[.*\]", "", each.removeprefix(NPM))) for each in clients]
 
 
 @pytest.mark.slow

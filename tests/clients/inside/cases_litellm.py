@@ -1,4 +1,4 @@
-"""litellm: as an OpenAI server and as a vLLM server; chats, streams, tools, schemas, log-probabilities, responses."""
+"""litellm: as an OpenAI, a vLLM and an Ollama server; chats, streams, tools, schemas, log-probabilities, responses."""
 
 from __future__ import annotations
 
@@ -72,3 +72,31 @@ def test_responses() -> None:
     assert "".join(texts) == chat(24)
     stream = litellm.responses(model=f"openai/{MODEL}", input=QUESTION, max_output_tokens=24, stream=True, **OPTIONS)
     assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == chat(24)
+
+
+OLLAMA: dict[str, Any] = {"model": f"ollama_chat/{MODEL}", "api_base": URL, "temperature": 0}
+
+
+def test_ollama() -> None:
+    answer = litellm.completion(messages=MESSAGES, max_tokens=24, **OLLAMA)
+    assert answer.choices[0].message.content == chat(24)
+    assert answer.usage.completion_tokens <= 24
+    chunks = list(litellm.completion(messages=MESSAGES, max_tokens=24, stream=True, **OLLAMA))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat(24)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_tools(stream: bool) -> None:
+    """Ollama's API can't require a call: whether there is one is the model's choice."""
+    called = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+    result = {"role": "tool", "tool_call_id": "1", "name": "get_weather", "content": "Sun."}
+    for messages in (MESSAGES, [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [called]}, result]):
+        answer = litellm.completion(messages=messages, tools=[TOOL], max_tokens=24, stream=stream, **OLLAMA)
+        choices = [part.choices[0] for part in (answer if stream else [answer])]
+        said = [choice.delta if stream else choice.message for choice in choices]
+        assert any(each.content or each.tool_calls for each in said)
+
+
+def test_ollama_schema() -> None:
+    answer = litellm.completion(messages=MESSAGES, response_format=Weather, max_tokens=400, **OLLAMA)
+    Weather.model_validate_json(answer.choices[0].message.content)

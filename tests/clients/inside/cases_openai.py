@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from common import KEY, MESSAGES, MODEL, QUESTION, TOOL, URL, chat, fits
+from common import KEY, MESSAGES, MODEL, NAMES, QUESTION, TOOL, URL, chat, fits
 from openai import AsyncOpenAI, OpenAI
 from weather import Weather
 
@@ -22,7 +22,7 @@ def client() -> Any:
 
 
 def test_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == NAMES
     assert client.models.retrieve(MODEL).owned_by == "eyas"
 
 

@@ -15,6 +15,8 @@ URL = os.environ["EYAS_URL"]
 TOKENIZER = os.environ["EYAS_TOKENIZER"]
 """The target's folder, for clients that count tokens themselves."""
 MODEL, KEY = "demo", "none"
+NAMES = [MODEL, "llama-server"]
+"""All names of the model."""
 QUESTION = "How many legs have three spiders?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 CITIES = ("Bern", "Basel")

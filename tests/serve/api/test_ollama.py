@@ -71,7 +71,7 @@ def test_defaults_and_options_are_ollama_s() -> None:
     assert params.max_tokens == 4096 - len(fake.requests[0].prompt)
     fake = engine()
     options = {
-        "num_predict": 8.0, "num_ctx": 2048, "top_k": 5.0, "seed": 3, "stop": ["48"], "min_p": 0.1, "temperature": 0,
+        "num_predict": 8.0, "num_ctx": 10**6, "top_k": 5.0, "seed": 3, "stop": ["48"], "min_p": 0.1, "temperature": 0,
         "repeat_penalty": 1.1, "repeat_last_n": 64, "presence_penalty": 0.5, "num_gpu": 99, "typical_p": 1.0,
         "unheard_of": 1, "top_p": None,
     }  # fmt: skip
@@ -183,7 +183,6 @@ def test_nothing_to_answer_loads_or_unloads(keep_alive: Any, reason: str) -> Non
         ("/api/chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, 400, "messages[0].images: images are not supp"),
         ("/api/chat", {"messages": [{"role": "user", "thinking": "a"}]}, 400, "messages[0]: only an assistant reasons"),
         ("/api/chat", {"messages": HELLO, "tool": []}, 400, "unknown field tool"),
-        ("/api/chat", {"messages": HELLO, "options": {"num_ctx": 8192}}, 400, "num_ctx is 8192"),
         ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}, 400, "temperature: "),
         ("/api/chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty: "),
         ("/api/chat", {"messages": HELLO, "options": {"mirostat": 2}}, 400, "mirostat is not supported here"),

@@ -202,9 +202,21 @@ def test_a_key_that_comes_twice_is_named() -> None:
     assert '"content"' in found["message"]
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"])
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "x"])
 def test_other_content_types_are_415(kind: str) -> None:
     error(run(raw(CHAT, b"{}", {"content-type": kind})), 415)
+
+
+@pytest.mark.parametrize("kind", ["", FORM, f"{FORM}; charset=utf-8"])
+def test_programs_need_not_declare_a_body_but_browsers_must(kind: str) -> None:
+    """As litellm sends to Ollama, and as curl does; a form on another site looks the same, but has its origin."""
+    body = json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 2}).encode()
+    assert run(raw(CHAT, body, {"content-type": kind})).status_code == 200
+    for browser in ({"origin": "null"}, {"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        error(run(raw(CHAT, body, {"content-type": kind, **browser})), 415)
 
 
 def test_bodies_over_the_limit_are_413_whether_declared_or_not() -> None:

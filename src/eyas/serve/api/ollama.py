@@ -23,7 +23,7 @@ from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.messages import as_object
 from eyas.serve.api.response import ChatResponseWriter, Json, ThoughtPiece
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.errors import ApiError, translating
+from eyas.serve.errors import translating
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import encoded, respond
 from eyas.serve.schema.ollama import (
@@ -275,14 +275,10 @@ def _served(context: ServerContext, name: str) -> str:
 
 
 def _accept(body: OllamaRequest, context: ServerContext) -> str:
-    """Log what is ignored, and return the served name. Raises ApiError for another model, or too long a context."""
+    """Log what is ignored, and return the served name. Raises ApiError for another model."""
     served = _served(context, body.model)
     context.log_ignored(ignored_fields(body))
     context.log_ignored(body.options.notes())
-    wanted, limit = body.options.num_ctx, context.max_model_len
-    if wanted is not None and limit is not None and wanted > limit:
-        message = f"num_ctx is {wanted}, but the context holds {limit} tokens: ask for less, or leave it out"
-        raise ApiError(400, message, code="context_length_exceeded", param="options.num_ctx")
     return served
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
 from jiter import from_json
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +21,7 @@ from eyas.serve.errors import ApiError
 T = TypeVar("T")
 _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
 """How much of an oversized body is read and dropped: a client cut off while sending never sees the error."""
+_UNDECLARED = ("", "application/x-www-form-urlencoded")
 _MOST_VALUES = 1 << 15
 """Maximum values in a JSON body: megabytes of small invalid ones would take minutes to refuse."""
 
@@ -129,7 +131,7 @@ class JsonRoute(APIRoute):
         async def read_then_handle(request: Request) -> Response:
             if self.body_field is None:
                 return await handler(request)
-            json_request = JsonRequest(request.scope, request.receive)
+            json_request = JsonRequest(_declared(request.scope), request.receive)
             try:
                 await json_request.body()
             except ClientDisconnect:
@@ -158,9 +160,26 @@ class JsonRequest(Request):
 
     def check_content_type(self) -> None:
         """Raise ApiError 415 unless the body is declared as JSON, which a form on another site can't do."""
-        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = _content_type(self.headers)
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
+
+
+def _content_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _declared(scope: Scope) -> Scope:
+    """The same request with its body declared as JSON, if a program sent it without a word.
+
+    Ollama's clients may declare nothing, or what curl's `-d` does, which is what forms do too; but browsers name the
+    `Origin` of what they post.
+    """
+    headers = Headers(scope=scope)
+    if _content_type(headers) not in _UNDECLARED or "origin" in headers or "sec-fetch-site" in headers:
+        return scope
+    others = [(name, value) for name, value in headers.raw if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def _check_count(body: Any) -> None:
