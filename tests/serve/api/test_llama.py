@@ -73,6 +73,24 @@ def test_its_warm_up_only_reads() -> None:
     assert fake.requests[0].params.max_tokens == 0
 
 
+def test_llama_vscode_finds_a_server_and_gets_the_fields_of_its_status_bar() -> None:
+    async def asked(fake: FakeEngine) -> list[httpx.Response]:
+        body = {name: value for name, value in LLAMA_VIM.items() if name != "response_fields"}
+        async with client_of(fake) as client:
+            read = [await client.get(path) for path in ("/health", "/props", "/v1/models")]
+            tokens = await client.post("/tokenize", json={"content": "def add"})
+            first = await client.post("/infill", json={**body, "n_predict": 0, "samplers": []})
+            return [*read, tokens, first, await client.post("/infill", json={**body, "top_p": 0.99, "lora": []})]
+
+    answers = run(asked(engine()))
+    assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
+    assert answers[3].json()["tokens"]
+    fields = answers[5].json()
+    assert TEXT.startswith(fields["content"])
+    assert fields["generation_settings"]["n_ctx"] == 4096
+    assert fields["tokens_cached"] >= fields["tokens_evaluated"]
+
+
 def test_a_completion_has_llama_server_s_fields() -> None:
     fake = engine()
     fields = ask(fake, "/completion", prompt="def add", n_predict=64, stop=["+"], return_tokens=True, n_probs=1).json()
