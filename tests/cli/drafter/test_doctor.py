@@ -35,6 +35,12 @@ def test_a_used_folder_is_refused_before_anything_is_loaded(run: Run, tmp_path: 
     assert "isn't empty" in result.stderr
 
 
+def test_a_language_model_has_no_readings(run: Run, pair: Pair) -> None:
+    result = run("doctor", "--model", pair.model, "--draft-model", pair.model)
+    assert result.exit_code == 2
+    assert "is a language model" in result.stderr
+
+
 @pytest.mark.slow
 def test_two_faults_are_found_put_right_and_gone(run: Run, tmp_path: Path) -> None:
     drafter = faults.write(tmp_path / "drafter", faults.taps(1, 15, 28), faults.setting(norm_before_residual=True))

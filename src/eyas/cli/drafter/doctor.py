@@ -14,6 +14,7 @@ from eyas.cli.common.build import open_session
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
 from eyas.cli.common.verb import FAILURE
+from eyas.errors import UsageError
 from eyas.files import refuse_used
 from eyas.tables import show_table
 
@@ -52,8 +53,14 @@ def doctor(
     from eyas.doctor.diagnosis import Doctor, report
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.drafters.loading import local_directory
+    from eyas.drafters.small_lm.drafter import holds_language_model
 
     path = local_directory(draft_model)
+    if holds_language_model(path):
+        raise UsageError(
+            f"{draft_model} is a language model, which reads text, not the target's states: it can't be misread; "
+            "`eyas bench` shows how well it drafts"
+        )
     session = open_session(target.of(target.model), modules=True)
     loaded = session.target
     checkpoint = open_checkpoint(
