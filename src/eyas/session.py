@@ -69,7 +69,8 @@ class Session:
             tree = options.tree or default_tree(drafter)
             if isinstance(tree, str) and is_auto(tree):
                 most = options.batch_size or 1 if options.limits is None else options.limits.max_running
-                controller = make_controller(self.target, drafter, tree, most, options.costs)
+                lossless = options.rule is None or options.rule.lossless
+                controller = make_controller(self.target, drafter, tree, most, options.costs, experienced=lossless)
             spec = None if controller else tree_for(drafter, parse_tree(tree) if isinstance(tree, str) else tree)
             around = drafter if options.around is None else options.around(self.target, drafter)
             speculation = Speculation(around, spec, options.coupled)

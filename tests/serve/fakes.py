@@ -67,6 +67,7 @@ class FakeEngine:
         self.go.set()
         self.step_error: Exception | None = None
         self.ending: str = "length"
+        self.lossy = False
         self.error = "it broke"
         """The error of sequences that finish with `error`."""
         self._sequences: dict[int, _Sequence] = {}
@@ -118,7 +119,7 @@ class FakeEngine:
         stats.record(max(0, self.stride - 1), self.stride, 9)
         stats.steps.append((self.stride, max(0, self.stride - 1)))
         error = self.error if reason == "error" else None
-        done = Completion(sequence.request.id, sequence.taken, "", reason, stats, error=error)
+        done = Completion(sequence.request.id, sequence.taken, "", reason, stats, lossy=self.lossy, error=error)
         return self._chunk(index, tokens, done, sequence.request)
 
     def _chunk(

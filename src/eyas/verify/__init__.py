@@ -5,7 +5,7 @@ from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_liter
 from eyas.verify.logprobs import EmittedLogprobs, prompt_logprobs
 from eyas.verify.path import PathState, gumbel
 from eyas.verify.sampler import Coupling, Sampler, Warp, check_request
-from eyas.verify.walk import IndependentDraws, RejectionWalk, SeededWalk, TypicalWalk, Walk, WalkRule
+from eyas.verify.walk import IndependentDraws, RejectionWalk, SeededWalk, SyntheticWalk, TypicalWalk, Walk, WalkRule
 
 __all__ = [
     "WHITESPACE",
@@ -18,6 +18,7 @@ __all__ = [
     "RejectionWalk",
     "Sampler",
     "SeededWalk",
+    "SyntheticWalk",
     "TypicalWalk",
     "Walk",
     "WalkRule",

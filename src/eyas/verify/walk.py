@@ -1,4 +1,4 @@
-"""The walk: which tokens a verification pass commits, by the lossless rule, typical acceptance, or rejection sampling.
+"""The walk: which tokens a verification pass commits, by the lossless rule or by others.
 
 Rejection sampling is the classic rule of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
 2302.01318). The drafter draws a token x from a distribution q of its own. The target, whose distribution is p, accepts
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -268,21 +268,9 @@ class TypicalWalk:
         self.epsilon, self.delta = numbers.epsilon, numbers.delta
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-        state = sampler.path(rows, tree.max_depth + 1)
-        row = torch.arange(len(rows), device=logits.index.device)
-        node = torch.zeros_like(row)  # [B]
-        path, tokens = [node], []
-        for _ in range(tree.max_depth):
-            warped = state.warped(logits.at(node))  # [B, V]
-            found, child = self._best_child(warped, tree, node)
-            tokens.append(torch.where(found, tree.tokens[row, child], state.choose(warped)))
-            state.advance(tokens[-1])
-            node = torch.where(found, child + 1, tree.size + 1)
-            path.append(node)
-        tokens.append(state.sample(logits.at(node)))
-        return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
+        return _walk_by(partial(self._best_child, tree), logits, tree, sampler, rows)
 
-    def _best_child(self, warped: Tensor, tree: DraftTree, node: Tensor) -> tuple[Tensor, Tensor]:
+    def _best_child(self, tree: DraftTree, level: int, node: Tensor, warped: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Whether `node` [B] has an acceptable child, and the tree column of the most probable one: two [B]."""
         probs = warped.softmax(dim=-1)
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
@@ -291,6 +279,62 @@ class TypicalWalk:
         good = (drafted > threshold) & tree.acceptable & (tree.parents + 1 == node.unsqueeze(1))
         best, child = drafted.masked_fill(~good, -1.0).max(dim=1)
         return best >= 0, child
+
+
+class SyntheticWalk:
+    """Accepts as many draft tokens as it is told, whatever the target says: for BENCHMARKS of speed. LOSSY.
+
+    Rounds emit `accept_length` tokens on average, as far as drafts are deep enough: the first path of a tree, cut
+    there, and one token of the target's. So what a drafter of that quality would gain can be measured before there is
+    one. (vLLM has synthetic acceptance, SGLang a simulated accept length, for the same.)
+    """
+
+    lossless = False
+    seeded = True
+
+    def __init__(self, accept_length: float) -> None:
+        """Raises UsageError for less than the one token that every round emits."""
+        if not accept_length >= 1.0:
+            raise UsageError(f"a synthetic accept length of {accept_length:g}: a pass emits at least one token")
+        self.accept_length = accept_length
+
+    def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+        whole, share = divmod(self.accept_length - 1.0, 1.0)
+        wanted = whole + (uniform_draws(sampler, rows, 1)[:, 0] < share)  # [B]
+
+        def first_child(level: int, node: Tensor, warped: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+            children = tree.acceptable & (tree.parents + 1 == node.unsqueeze(1))
+            found, child = children.max(dim=1)  # the first of equals
+            return found & (level < wanted), child
+
+        return _walk_by(first_child, logits, tree, sampler, rows)
+
+
+def _walk_by(
+    child_of: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+    logits: NodeLogits,
+    tree: DraftTree,
+    sampler: Sampler,
+    rows: range,
+) -> Walk:
+    """Walk from child to child, and sample where there is none to go on to.
+
+    `child_of(level, node [B], warped [B, V])` says whether a node has a child to go on to, and in which column, both
+    [B].
+    """
+    state = sampler.path(rows, tree.max_depth + 1)
+    row = torch.arange(len(rows), device=logits.index.device)
+    node = torch.zeros_like(row)  # [B]
+    path, tokens = [node], []
+    for level in range(tree.max_depth):
+        warped = state.warped(logits.at(node))  # [B, V]
+        found, child = child_of(level, node, warped)
+        tokens.append(torch.where(found, tree.tokens[row, child], state.choose(warped)))
+        state.advance(tokens[-1])
+        node = torch.where(found, child + 1, tree.size + 1)
+        path.append(node)
+    tokens.append(state.sample(logits.at(node)))
+    return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
 
 _DRAFT_STREAM, _ACCEPT_STREAM = 0x51ED270B2D5A9C33, 0x2545F4914F6CDD1D
@@ -360,7 +404,7 @@ class RejectionWalk:
                 "the rejection rule needs the distributions that a chain was drawn from, but this tree has none"
             )
         state, draws, size = sampler.path(rows, tree.max_depth + 1), tree.draws, tree.size
-        uniform = self._uniform(sampler, rows, tree.max_depth)
+        uniform = uniform_draws(sampler, rows, tree.max_depth)
         scale = sampler.state.noise_scale[rows.start : rows.stop].unsqueeze(1)
         node = logits.index.new_zeros(len(rows))  # [B]
         path, tokens = [node], []
@@ -380,10 +424,10 @@ class RejectionWalk:
         tokens.append(state.sample(logits.at(node)))
         return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
-    @staticmethod
-    def _uniform(sampler: Sampler, rows: range, steps: int) -> Tensor:
-        """[B, steps] uniform numbers in (0, 1) that decide on acceptance."""
-        here, ids = slice(rows.start, rows.stop), sampler.state.token_ids[:1]
-        positions = sampler.state.position[here].unsqueeze(1) + torch.arange(steps, device=ids.device)
-        noise = gumbel(sampler.state.seed[here] ^ _ACCEPT_STREAM, positions, ids).squeeze(2)
-        return noise.neg().exp().neg().exp()
+
+def uniform_draws(sampler: Sampler, rows: range, steps: int) -> Tensor:
+    """[B, steps] uniform numbers in (0, 1) that decide on acceptance, by the requests' seeds."""
+    here, ids = slice(rows.start, rows.stop), sampler.state.token_ids[:1]
+    positions = sampler.state.position[here].unsqueeze(1) + torch.arange(steps, device=ids.device)
+    noise = gumbel(sampler.state.seed[here] ^ _ACCEPT_STREAM, positions, ids).squeeze(2)
+    return noise.neg().exp().neg().exp()

@@ -267,6 +267,19 @@ def test_typical_acceptance_is_labelled(decode: Run) -> None:
     assert "LOSSY" in decode("--prompt", "How many?", "--acceptance", "typical").stderr
 
 
+def test_a_made_up_accept_length_is_labelled(decode: Run) -> None:
+    asked = ("--prompt", "How many?", "--tree", "chain:4", "--max-new-tokens", 40, "--ignore-eos")
+    result = decode(*asked, "--synthetic-accept-length", 3, "--json")
+    (row,) = objects(result)
+    assert row["lossy"] is True
+    assert row["stats"]["accept_length"] == pytest.approx(3.0, abs=0.2)
+    assert "answers aren't the model's" in result.stderr
+    for wrong in ("synthetic", "synthetic:0.5", "synthetic:x"):
+        refused = decode(*asked, "--acceptance", wrong)
+        assert refused.exit_code == 2
+        assert "write synthetic:LENGTH" in refused.stderr
+
+
 def test_rows_of_a_file_are_shown_in_its_order(decode: Run, rows: Path, plain: list[Any]) -> None:
     result = decode("--prompt-file", rows, "--batch-size", 4)
     assert result.exit_code == 0

@@ -72,9 +72,10 @@ class SpeculationAliases:
     speculative_num_steps: Annotated[int | None, Option(hidden=True, min=1)] = None
     speculative_eagle_topk: Annotated[int | None, Option(hidden=True, min=1)] = None
     speculative_num_draft_tokens: Annotated[int | None, Option(hidden=True, min=2)] = None
+    synthetic_accept_length: Annotated[float | None, Option(hidden=True, min=1.0)] = None
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """They stand for `--draft-model`, `--method`, `--num-speculative-tokens` and `--tree`."""
+        """They stand for `--draft-model`, `--method`, `--num-speculative-tokens`, `--tree` and `--acceptance`."""
         if self.speculative_config is not None:
             yield "--speculative-config", vllm_config(self.speculative_config)
         if self.speculative_algorithm is not None:
@@ -82,6 +83,8 @@ class SpeculationAliases:
         shape = (self.speculative_num_steps, self.speculative_eagle_topk, self.speculative_num_draft_tokens)
         if shape != (None, None, None):
             yield _spelled(shape), {"tree": sglang_tree(*shape)}
+        if self.synthetic_accept_length is not None:
+            yield "--synthetic-accept-length", {"acceptance": f"synthetic:{self.synthetic_accept_length:g}"}
 
 
 def vllm_config(text: str) -> dict[str, Any]:

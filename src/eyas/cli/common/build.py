@@ -134,13 +134,16 @@ def open_session(target: options.TargetOptions, *, modules: bool = False) -> Ses
         return Session.open(target, modules=modules)
 
 
-REJECTION = "rejection"
-"""The name of the rule that accepts by p/q."""
+REJECTION, SYNTHETIC = "rejection", "synthetic"
+"""The names of the rule that accepts by p/q, and of the one that accepts as much as it is told."""
 
 
 def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
     """Raise UsageError for a rule that doesn't exist, or that doesn't go with the drafter or the `tree`."""
-    typical(draft.acceptance)
+    if walks_by_order(draft.acceptance):
+        note("warning: the accept length is made up, for benchmarks: answers aren't the model's")
+    elif draft.acceptance != REJECTION:
+        typical(draft.acceptance)
     if draft.acceptance != REJECTION:
         return
     if draft.method in WEIGHTLESS:
@@ -151,14 +154,33 @@ def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
 
 def walk_rule(acceptance: str | None) -> WalkRule | None:
     """The rule that `acceptance` names; None = the lossless walk. Raises UsageError for unknown names."""
-    numbers = typical(acceptance)
     if acceptance is None:
         return None
-    from eyas.verify import RejectionWalk, TypicalWalk
+    from eyas.verify import RejectionWalk, SyntheticWalk, TypicalWalk
 
-    if numbers is None:
-        return RejectionWalk()
-    return TypicalWalk(numbers.epsilon, numbers.delta)
+    if walks_by_order(acceptance):
+        return SyntheticWalk(synthetic_length(acceptance))
+    numbers = typical(acceptance)
+    return RejectionWalk() if numbers is None else TypicalWalk(numbers.epsilon, numbers.delta)
+
+
+def walks_by_order(acceptance: str | None) -> bool:
+    """Whether `acceptance` is `synthetic:LENGTH`. Raises UsageError for a length that is none."""
+    if acceptance is None or acceptance.partition(":")[0] != SYNTHETIC:
+        return False
+    synthetic_length(acceptance)
+    return True
+
+
+def synthetic_length(acceptance: str) -> float:
+    """The number in `synthetic:LENGTH`. Raises UsageError."""
+    try:
+        length = float(acceptance.partition(":")[2])
+    except ValueError:
+        length = 0.0
+    if not 1.0 <= length < float("inf"):
+        raise UsageError(f"acceptance {acceptance!r}: write {SYNTHETIC}:LENGTH, such as {SYNTHETIC}:2.5, at least 1")
+    return length
 
 
 def typical(acceptance: str | None) -> TypicalAcceptance | None:
@@ -173,7 +195,10 @@ def typical(acceptance: str | None) -> TypicalAcceptance | None:
     except ValueError:
         numbers = [0.0]
     if kind != "typical" or len(numbers) not in (0, 2):
-        raise UsageError(f"unknown acceptance {acceptance!r}: write {REJECTION}, typical or typical:EPSILON,DELTA")
+        raise UsageError(
+            f"unknown acceptance {acceptance!r}: write {REJECTION}, typical, typical:EPSILON,DELTA or "
+            f"{SYNTHETIC}:LENGTH"
+        )
     return TypicalAcceptance(*numbers)
 
 

@@ -362,13 +362,20 @@ def _curve(points: dict[int, float]) -> Curve:
 
 
 def make_controller(
-    target: Target, drafter: Drafter, text: str, batch_size: int, costs: Path | CostTable | None = None
+    target: Target,
+    drafter: Drafter,
+    text: str,
+    batch_size: int,
+    costs: Path | CostTable | None = None,
+    *,
+    experienced: bool = True,
 ) -> Controller:
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
     `costs` is a table, or a file that is read if it exists and otherwise written after measuring for some seconds,
-    during which all slots must be empty; None = a file in the cache directory. Raises UsageError for a file that can't
-    be used, and for `auto:chain` if the drafter has no chains.
+    during which all slots must be empty; None = a file in the cache directory. `experienced`: whether it goes on from
+    what was learned of this pair, and keeps what it learns, as is right where the target decides. Raises UsageError for
+    a file that can't be used, and for `auto:chain` if the drafter has no chains.
     """
     window = _window_of(drafter)
     if window is not None and text != "auto":
@@ -389,7 +396,7 @@ def make_controller(
         computes=drafter.computes,
         looks_up=drafter.looks_up,
     )
-    if drafter.module is not None:
+    if drafter.module is not None and experienced:
         form = (widths, depth, drafter.looks_up)
         experience = Experience.of(fingerprint(target.model), drafter.module, form)
         if experience is not None:

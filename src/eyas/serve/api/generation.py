@@ -104,6 +104,7 @@ class ChoiceOutput:
         self.stop_string: str | None = None
         """The stop string that ended the output, if one did."""
         self.stats: Stats | None = None
+        self.lossy = False
         """The sequence's statistics; None until the engine has ended it."""
         self.error: str | None = None
 
@@ -116,7 +117,7 @@ class ChoiceOutput:
         self.token_ids += delta.token_ids
         completion = chunk.completion
         if completion is not None:
-            self.stats, self.error = completion.stats, completion.error
+            self.stats, self.error, self.lossy = completion.stats, completion.error, completion.lossy
             if self.finish_reason is None:
                 self._add_text(self._detokenizer.finish(), delta)
                 if self.finish_reason is None:
@@ -373,6 +374,8 @@ class Generation:
             stats.merge(output.stats or Stats())
         speculation = stats.as_dict()
         del speculation["tokens"]
+        if any(output.lossy for output in self.outputs):
+            speculation["lossy"] = True
         first_choices = self.outputs[:: self.request.n]  # each prompt counts once
         cached = sum(output.stats.reused_tokens for output in first_choices if output.stats)
         completion = sum(len(output.token_ids) for output in self.outputs)

@@ -70,6 +70,7 @@ class SpeculationUsage(ResponseModel):
     decode_seconds: float
     draft_seconds: float = Field(description="the drafter's part of decode_seconds")
     tokens_per_second: float
+    lossy: bool = Field(default=False, description="the server's rule of acceptance may have changed the answer")
 
 
 class ChoiceUsage(ResponseModel):
