@@ -326,6 +326,13 @@ MANY = {
     "parts": (CHAT, MESSAGE + b"[" + b"1," * (MEGABYTES // 2) + b"1]}]}", None),
     "fields": (CHAT, b"{%s}" % b",".join(b'"f%d":1' % i for i in range(MEGABYTES // 12)), None),
     "tokens": ("/detokenize", b'{"tokens": [' + b"-1," * (MEGABYTES // 3) + b"1]}", "tokens[0]"),
+    "files": (
+        "/infill",
+        b'{"input_prefix": "", "input_suffix": "", "input_extra": [' + b"1," * (MEGABYTES // 2) + b"1]}",
+        None,
+    ),
+    "mixed prompt": ("/completion", b'{"prompt": [' + b"[]," * (MEGABYTES // 3) + b"1]}", None),
+    "stop strings": ("/completion", b'{"prompt": "a", "stop": [' + b"1," * (MEGABYTES // 2) + b"1]}", None),
     "characters": ("/tokenize", b'{"prompt": "' + b"a" * MEGABYTES + b'"}', "prompt"),
 }
 
@@ -339,6 +346,23 @@ def test_megabytes_of_wrong_values_are_refused_at_once(kind: str) -> None:
     assert time.process_time() - began < 8
     assert found["param"] == param
     assert param is not None or found["code"] == "too_many_values"
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", b"messages"), ("/api/generate", b"context")])
+def test_megabytes_of_wrong_values_are_refused_at_once_in_ollama_s_words(path: str, field: bytes) -> None:
+    began = time.process_time()
+    answer = run(raw(path, b'{"model": "tiny", "%s": [' % field + b"1," * (MEGABYTES // 2) + b"1]}"))
+    assert time.process_time() - began < 8
+    assert answer.status_code == 400
+    assert "send less at a time" in answer.json()["error"]
+
+
+def test_megabytes_of_prediction_are_refused_at_once() -> None:
+    expected = b'"a"}], "prediction": {"type": "content", "content": "' + b"a" * MEGABYTES + b'"}}'
+    began = time.process_time()
+    found = error(run(raw(CHAT, MESSAGE + expected)), 400)
+    assert time.process_time() - began < 8
+    assert found["code"] == "context_length_exceeded"
 
 
 def test_a_prompt_of_many_tokens_is_not_too_many_values(ask: Ask) -> None:
