@@ -249,7 +249,7 @@ def test_errors_of_all_layers_have_anthropic_s_form() -> None:
             refusal(await client.post(MESSAGES, json=body), 401)
             client.headers["x-api-key"] = "secret"
             refusal(await client.get(MESSAGES), 405)
-            refusal(await client.post(MESSAGES, content=b"{}"), 415)
+            refusal(await client.post(MESSAGES, content=b"{}", headers={"content-type": "text/plain"}), 415)
             large = await client.post(MESSAGES, json={**body, "system": "a" * 500})
             assert refusal(large, 413)["type"] == "request_too_large"
             missing = await client.post(MESSAGES, json={**body, "model": "claude"})
