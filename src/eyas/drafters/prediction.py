@@ -10,23 +10,21 @@ from functools import partial
 import torch
 
 from eyas.drafters.history import LookupDrafter, TokenPairs
-from eyas.drafters.weightless.suffix import SuffixHistory, SuffixLimits
+from eyas.drafters.weightless.suffix import SuffixDrafter, SuffixHistory, SuffixLimits
 from eyas.tree.draft_tree import Proposal
 
 
 class PredictionDrafter(LookupDrafter):
     """Proposes how a request's prediction goes on after the longest match of the answer's last tokens."""
 
-    max_fanout = 64
+    max_fanout = SuffixDrafter.max_fanout
     default_tree = "auto"
     needs_prediction = True
     pairs: TokenPairs[SuffixHistory]
 
     def __init__(self, device: torch.device) -> None:
         """Draft for a target on `device`."""
-        self._limits = SuffixLimits()
-        super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
+        super().__init__(TokenPairs(partial(SuffixHistory, SuffixLimits())), device)
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
-        history = self.pairs[slot]
-        return history.predicted(depth, min(fanout, self.max_fanout)).proposal
+        return self.pairs[slot].predicted(depth, min(fanout, self.max_fanout)).proposal

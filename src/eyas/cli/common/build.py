@@ -115,6 +115,8 @@ def open_engine(
     with importing():
         tree = check_engine(target, draft)
         rule = walk_rule(draft.acceptance)
+    if isinstance(walk_numbers(draft.acceptance), float):
+        note("warning: the accept length is made up, for benchmarks: answers aren't the model's")
     with nullcontext() if logged else loading(target.model):
         with importing():
             quiet()
@@ -140,11 +142,8 @@ REJECTION, SYNTHETIC = "rejection", "synthetic"
 
 def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
     """Raise UsageError for a rule that doesn't exist, or that doesn't go with the drafter or the `tree`."""
-    if walks_by_order(draft.acceptance):
-        note("warning: the accept length is made up, for benchmarks: answers aren't the model's")
-    elif draft.acceptance != REJECTION:
-        typical(draft.acceptance)
     if draft.acceptance != REJECTION:
+        walk_numbers(draft.acceptance)
         return
     if draft.method in WEIGHTLESS:
         raise UsageError(f"--acceptance {REJECTION} needs a drafter that draws from distributions: leave out --method")
@@ -158,29 +157,24 @@ def walk_rule(acceptance: str | None) -> WalkRule | None:
         return None
     from eyas.verify import RejectionWalk, SyntheticWalk, TypicalWalk
 
-    if walks_by_order(acceptance):
-        return SyntheticWalk(synthetic_length(acceptance))
-    numbers = typical(acceptance)
+    numbers = walk_numbers(acceptance)
+    if isinstance(numbers, float):
+        return SyntheticWalk(numbers)
     return RejectionWalk() if numbers is None else TypicalWalk(numbers.epsilon, numbers.delta)
 
 
-def walks_by_order(acceptance: str | None) -> bool:
-    """Whether `acceptance` is `synthetic:LENGTH`. Raises UsageError for a length that is none."""
-    if acceptance is None or acceptance.partition(":")[0] != SYNTHETIC:
-        return False
-    synthetic_length(acceptance)
-    return True
-
-
-def synthetic_length(acceptance: str) -> float:
-    """The number in `synthetic:LENGTH`. Raises UsageError."""
+def walk_numbers(acceptance: str | None) -> TypicalAcceptance | float | None:
+    """The numbers of a rule that has some: typical acceptance's, or a made-up accept length. Raises UsageError."""
+    kind, _, length = (acceptance or "").partition(":")
+    if kind != SYNTHETIC:
+        return typical(acceptance)
     try:
-        length = float(acceptance.partition(":")[2])
+        found = float(length)
     except ValueError:
-        length = 0.0
-    if not 1.0 <= length < float("inf"):
+        found = 0.0
+    if not 1.0 <= found < float("inf"):
         raise UsageError(f"acceptance {acceptance!r}: write {SYNTHETIC}:LENGTH, such as {SYNTHETIC}:2.5, at least 1")
-    return length
+    return found
 
 
 def typical(acceptance: str | None) -> TypicalAcceptance | None:

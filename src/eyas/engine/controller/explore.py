@@ -28,8 +28,10 @@ _LEAST = 0.02
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 _FOR_SEARCHES = 0.01
 """The share of all time that looking for copies in vain may take."""
-_SEARCH_FADE, _HOPED = 1.0 - 1.0 / 16.0, 2.0
-"""How running means of searches decay; how many times its cost the first search is hoped to save."""
+_SEARCH_FADE = 1.0 - 1.0 / 16.0
+"""The factor by which running means of searches decay with each search: passages begin and end within some rounds."""
+_HOPED = 2.0
+"""How many times its cost the first search is hoped to save, so that some searches in vain don't end all others."""
 _CHECKS = (3, 12, 48)
 """Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16

@@ -104,8 +104,9 @@ class ChoiceOutput:
         self.stop_string: str | None = None
         """The stop string that ended the output, if one did."""
         self.stats: Stats | None = None
-        self.lossy = False
         """The sequence's statistics; None until the engine has ended it."""
+        self.lossy = False
+        """Whether the engine's rule of acceptance may have changed the output."""
         self.error: str | None = None
 
     def add(self, chunk: Chunk) -> OutputDelta:
@@ -117,7 +118,9 @@ class ChoiceOutput:
         self.token_ids += delta.token_ids
         completion = chunk.completion
         if completion is not None:
-            self.stats, self.error, self.lossy = completion.stats, completion.error, completion.lossy
+            self.stats = completion.stats
+            self.error = completion.error
+            self.lossy = completion.lossy
             if self.finish_reason is None:
                 self._add_text(self._detokenizer.finish(), delta)
                 if self.finish_reason is None:

@@ -329,7 +329,8 @@ class ChatResponseWriter(ResponseWriter):
         return self._fields({}) | {"finish_reason": self._finish_reason(choice_index)}
 
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
-        content, thought, calls = "", "", list[Json]()
+        content = thought = ""
+        calls: list[Json] = []
         for part in parts:
             if isinstance(part, TextPiece):
                 content += part.text

@@ -135,7 +135,8 @@ class AnthropicMessage(RequestModel):
 
     def as_messages(self) -> Iterator[RequestMessage]:
         """Yield this message as messages of the chat API: tool results become messages of their own."""
-        text, thought, calls = "", "", list[RequestToolCall]()
+        text = thought = ""
+        calls: list[RequestToolCall] = []
         for block in [AnthropicText(type="text", text=self.content)] if isinstance(self.content, str) else self.content:
             if isinstance(block, AnthropicText):
                 text += block.text
