@@ -58,7 +58,9 @@ def test_a_server_without_a_drafter_copies_predictions_and_decodes_the_rest_plai
     session = Session(target)
     tree = EngineOptions("chain:8", batch_size=2)
     engine = session.engine(session.drafter(DrafterOptions(None, "prediction")), tree)
-    none, true = engine.generate([asked, replace(asked, prediction=tuple(plain.token_ids))])
+    predicted = replace(asked, prediction=tuple(plain.token_ids))
+    assert [engine._core.runner.observes(one, 1) for one in (asked, predicted)] == [False, True]
+    none, true = engine.generate([asked, predicted])
     assert none.token_ids == true.token_ids == plain.token_ids
     assert none.stats.target_passes == plain.stats.target_passes
     assert none.stats.walked == 0

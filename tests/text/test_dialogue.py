@@ -126,3 +126,12 @@ def test_what_cannot_run_is_named_and_the_others_run() -> None:
     assert len(late.as_dict()["turns"]) == 1
     assert (good.error, len(good.completions)) == (None, 1)
     assert [[request.id for request in call] for call in engine.calls] == [["2", "3"], []]
+
+
+def test_what_a_row_predicts_goes_with_its_request() -> None:
+    rows = [PromptRow("a", "a:1", prompt="Hi", prediction="yes and no"), PromptRow("b", "b:1", prompt="Hi")]
+    predicted, plain = (Dialogue(row).next_request(Parrot(), PARAMS) for row in rows)  # type: ignore[arg-type]
+    assert predicted is not None
+    assert plain is not None
+    assert tokenizer().decode(predicted.prediction) == "yes and no"
+    assert plain.prediction == ()

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from eyas.cli.common.options import DraftOptions, TargetPanel
-from eyas.cli.serve.serve import CapacityOptions, EnginePanel, ServerOptions, _load
+from eyas.cli.serve.serve import CapacityOptions, EnginePanel, ServerOptions, _load, _with_defaults
 from eyas.errors import UsageError
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET
@@ -103,3 +103,9 @@ def test_how_memory_is_kept_is_settled_first(run: Run, monkeypatch: pytest.Monke
         taken.listen()
         run("serve", "--model", TOY_TARGET, "--port", taken.getsockname()[1])
     assert settled == ["keep_freed_memory", "keep_few_kernels"]
+
+
+def test_a_server_without_a_drafter_drafts_predictions_unless_it_is_told_not_to() -> None:
+    found = _with_defaults(DraftOptions())
+    assert (found.method, found.tree) == ("prediction", "auto")
+    assert _with_defaults(DraftOptions(method="none")) == DraftOptions(method="none")
