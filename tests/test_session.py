@@ -24,7 +24,7 @@ from eyas.tree import parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.static import StaticTree
 from eyas.types import Request, SamplingParams
-from eyas.verify import TypicalWalk
+from eyas.verify import SeededWalk, TypicalWalk, WalkRule
 
 from . import tiny
 
@@ -84,6 +84,21 @@ def test_a_drafters_own_tree_may_be_auto(model: Path, tmp_path: Path) -> None:
     fixed = load(model, unsure, device="cpu", tree="chain:3")
     assert fixed.controller is None
     assert isinstance(tree_for(fixed.speculation.drafter, None), DynamicTree)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("rule", "experienced"), [(None, True), (SeededWalk(), True), (TypicalWalk(), False)])
+def test_what_is_accepted_by_another_rule_is_no_experience(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: WalkRule | None, experienced: bool
+) -> None:
+    asked = list[bool]()
+
+    def controller(*_: Any, experienced: bool) -> Any:
+        asked.append(experienced)
+        return SimpleNamespace()
+
+    monkeypatch.setattr("eyas.session.make_controller", controller)
+    load(model, drafter(tmp_path), device="cpu", tree="auto", rule=rule)
+    assert asked == [experienced]
 
 
 def test_a_tree_needs_a_drafter_large_enough(model: Path, tmp_path: Path) -> None:

@@ -242,8 +242,9 @@ def test_what_is_promised() -> None:
 def test_a_controller_s_trees_are_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Restless] = []
 
-    def planner(*of: Any) -> Restless:
+    def planner(*of: Any, experienced: bool) -> Restless:
         assert of[2:] == ("auto", 2, None)
+        assert experienced
         made.append(Restless(0.001))
         return made[-1]
 
