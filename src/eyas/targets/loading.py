@@ -57,7 +57,7 @@ from eyas.targets.quantization import (
 from eyas.targets.quantized_weights import read_quantized, weight_files
 from eyas.targets.target import Target
 from eyas.targets.tokenizers import read_generation_config
-from eyas.targets.trials import first_tokens
+from eyas.targets.trials import first_tokens, half_agree
 from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
@@ -166,10 +166,12 @@ def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record:
     name = type(model).__name__
     try:
         target = Target(model, ragged=ragged, native=native, record=record)
-        pairs = [_text_logits(target, first) for first in first_tokens(target)]
+        firsts = first_tokens(target)
+        agrees = (logits_agree(*_text_logits(target, first), target.dtype) for first in firsts)
+        same = half_agree(agrees, len(firsts))
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
-    if 2 * sum(logits_agree(here, own, target.dtype) for own, here in pairs) < len(pairs):
+    if not same:
         raise UnsupportedModelError(
             f"{name} is multimodal and runs text in another way than its decoder with a causal mask and plain "
             "positions; use a text model"
@@ -179,7 +181,7 @@ def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record:
 
 @torch.inference_mode()
 def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
-    """Logits [2, V] of two tokens after six from `first` on: by `transformers.generate`, and by verifying a tree."""
+    """Logits [2, V] of two tokens after six from `first` on: by verifying a tree, and by `transformers.generate`."""
     tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
     out = target.model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
@@ -192,7 +194,7 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
     valid = torch.ones_like(drafted, dtype=torch.bool)
     tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
     logits = target.verify(cache, range(1), tokens[:, -1], tree, ()).logits.rows
-    return torch.cat(out.logits), logits
+    return logits, torch.cat(out.logits)
 
 
 def _half_may_be_native(name: str, device: torch.device) -> bool:

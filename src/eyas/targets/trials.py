@@ -6,8 +6,8 @@ differ from the model's own passes as much as those change when the inputs of ev
 (`roundings.py`).
 
 Where tokens are routed to experts, rounding may choose another expert for a token, after which all of its states
-differ. So such models get several trials, and half of them must agree. Recurrent layers must give the same logits level
-by level as the model itself gives token by token.
+differ. So such models get several trials, and half of them must agree; no more are run than decide this. Recurrent
+layers must give the same logits level by level as the model itself gives token by token.
 
 Shapes: n texts, V vocabulary.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -128,32 +128,71 @@ def _refuse(target: Passes, why: str) -> None:
 
 
 class PassTrial:
-    """Logits of a target's own passes, to which the logits of other ways to run them are compared."""
+    """Compares logits of other ways to run a target's passes with those of the passes that it runs when this is made.
+
+    Trials are run only as long as they can change the result.
+    """
 
     def __init__(self, target: Passes) -> None:
-        self._target = target
-        self._expected = self._logits()
-        with moved_by_roundings(target.layers, target.dtype):
-            moved = self._logits()
-        self._noise = max(float(gap) for gap in _gaps(moved, self._expected).flatten())
+        self._target, self._attention = target, target.model.config._attn_implementation
+        self._firsts, self._cache = first_tokens(target), target.allocate(2)
+        self._expected = [_trial(target, self._cache, self._firsts[0])]  # raises what the model's own passes raise
+        self._noise = list[float]()
 
     def passed(self, graphs: PassGraphs | None = None) -> bool:
         """Whether passes as the target runs them now work, and at least half give each token's logits up to noise.
 
         Passes are recorded in `graphs`, if given.
         """
+        gaps = list[Tensor]()
         try:
-            gaps = _gaps(self._logits(graphs), self._expected)  # [trials, 4]
+            cache = self._target.allocate(2)
+            cache.graphs = graphs
         except _RAISED:
             return False
-        rounding = _ROUNDING if self._target.dtype == torch.float32 else _ROUNDING_OF_HALVES
-        allowed = rounding + _NOISE * self._noise
-        return bool(((gaps <= allowed).float().mean(0) >= 0.5).all())
+        for number, first in enumerate(self._firsts):
+            try:
+                found = _trial(self._target, cache, first)
+            except _RAISED:
+                return False
+            if number == len(self._expected):
+                self._expected.append(self._own(first))
+            gaps.append(_gaps(found, self._expected[number]))
+            if self._agree(torch.stack(gaps)):
+                return True
+        return False
 
-    def _logits(self, graphs: PassGraphs | None = None) -> list[Tensor]:
-        cache = self._target.allocate(2)
-        cache.graphs = graphs
-        return [_trial(self._target, cache, first) for first in first_tokens(self._target)]
+    def _agree(self, gaps: Tensor) -> bool:
+        """Whether `gaps` [trials, 4] of the first trials suffice. More noise only allows more, so they stay enough."""
+        rounding = _ROUNDING if self._target.dtype == torch.float32 else _ROUNDING_OF_HALVES
+        while 2 * len(gaps) >= len(self._firsts):
+            allowed = rounding + _NOISE * max(self._noise, default=0.0)
+            if bool((2 * (gaps <= allowed).sum(0) >= len(self._firsts)).all()):
+                return True
+            number = len(self._noise)
+            if number >= len(gaps):
+                break
+            with moved_by_roundings(self._target.layers, self._target.dtype, number):
+                moved = self._own(self._firsts[number])
+            self._noise.append(float(_gaps(moved, self._expected[number]).max()))
+        return False
+
+    def _own(self, first: int) -> Tensor:
+        """Logits [4, V] of a trial of the passes to compare with; then the target runs as before."""
+        target, attention = self._target, self._target.model.config._attn_implementation
+        native, ragged = target.native, target.ragged
+        target.native, target.ragged = None, False
+        _attend(target, self._attention)
+        try:
+            return _trial(target, self._cache, first)
+        finally:
+            target.native, target.ragged = native, ragged
+            _attend(target, attention)
+
+
+def _attend(target: Passes, name: str) -> None:
+    if target.model.config._attn_implementation != name:
+        set_attention(target.model, name)
 
 
 def first_tokens(target: Passes) -> list[int]:
@@ -166,11 +205,20 @@ def first_tokens(target: Passes) -> list[int]:
     return [target.vocab_size // 2 + 4 * number for number in range(_ROUTED_TRIALS if routed else 1)]
 
 
-def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
-    """[trials, 4] differences of the logits [4, V] of tokens, as shares of the greatest logit of their trial."""
+def half_agree(trials: Iterable[bool], count: int) -> bool:
+    """Whether at least half of `count` trials agree; stops when that is sure."""
+    agree = 0
+    for number, agrees in enumerate(trials, 1):
+        agree += agrees
+        if 2 * agree >= count or 2 * (number - agree) > count:
+            break
+    return 2 * agree >= count
+
+
+def _gaps(found: Tensor, expected: Tensor) -> Tensor:
+    """[4] differences of the logits [4, V] of a trial's tokens, as shares of its greatest logit."""
     tiny = torch.finfo(torch.float32).tiny
-    gaps = [(a - b).abs().amax(1) / b.abs().amax().clamp(min=tiny) for a, b in zip(found, expected, strict=True)]
-    return torch.stack(gaps)
+    return (found - expected).abs().amax(1) / expected.abs().amax().clamp(min=tiny)
 
 
 @inference
@@ -223,9 +271,8 @@ def check_states(target: Passes) -> None:
     The model's own passes run single tokens over transformers' cache, which is copied where paths branch. After the
     tree, a path of each row is committed, and one more token is run.
     """
-    trials = first_tokens(target)
-    wrong = sum(not _states_agree(target, first) for first in trials)
-    if 2 * wrong > len(trials):
+    firsts = first_tokens(target)
+    if not half_agree((_states_agree(target, first) for first in firsts), len(firsts)):
         raise UnsupportedModelError(
             f"{target.config.model_type} has recurrent layers that give different logits level by level than token by "
             "token, so draft trees can't be verified; use another model"
@@ -285,7 +332,10 @@ def _by_steps(target: Passes, paths: Sequence[tuple[int, ...]]) -> Tensor:
     def after(path: tuple[int, ...]) -> Any:
         if path not in outputs:
             before = after(path[:-1]) if len(path) > 1 else None
-            kept = {} if before is None else given(target.model, copy.deepcopy(cache_of(before)))
+            cache = None if before is None else cache_of(before)
+            if path[:-1] in paths:  # others may continue there
+                cache = copy.deepcopy(cache)
+            kept = {} if before is None else given(target.model, cache)
             where = {"position_ids": _row(target, [len(path) - 1])} if positioned else {}
             outputs[path] = target.model(input_ids=_row(target, path[-1:]), use_cache=True, **kept, **where)
             if path[:-1] not in paths:  # states are large
