@@ -101,13 +101,15 @@ def unknown_keys(sources: Path) -> Iterator[str]:
     common = whole[whole.index("llama_model_base::load_hparams") :]
     common = re.sub(r"if \(arch == LLM_ARCH_WAV.*?\n    \}\n", "", common[: common.index("\n}\n")], flags=re.DOTALL)
     for name, architecture in ARCHITECTURES.items():
-        own = (code / "models" / f"{name}.cpp").read_text("utf-8")
+        own = (code / "models" / f"{_FILES.get(name, name)}.cpp").read_text("utf-8")
         for kind in sorted(set(re.findall(r"LLM_KV_\w+", common + own))):
             key = named.get(kind)
             if key is not None and key not in architecture.keys and key not in _OF_ALL:
                 yield f"{name}.{key}"
 
 
+_FILES = {"glm4moe": "glm4-moe"}
+"""Architectures whose code is in a file of another name."""
 _OF_ALL = frozenset({"classifier.output_labels", "classifier.pooling_type"})
 """Of classifiers, which eyas refuses as unknown keys."""
 

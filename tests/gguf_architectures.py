@@ -7,6 +7,7 @@ as that model, and so must llama.cpp (`python -m benchmarks.gguf_targets`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import transformers as tf
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .gguf_models import add_tokenizer, permuted
+from .gguf_models import add_tokenizer, blocks_of, permuted
 
 VOCAB, HIDDEN, HEADS, CONTEXT = 96, 64, 4, 256
 _SIZES: dict[str, Any] = {
@@ -33,6 +34,26 @@ _KEYS: dict[str, Any] = {
 }  # fmt: skip
 _RMS, _NORM = {"attention.layer_norm_rms_epsilon": 1e-3}, {"attention.layer_norm_epsilon": 1e-3}
 _EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "feed_forward_length": 96}
+_DELTA: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,  # that of the linear attention's own norms, too, in llama.cpp
+    "head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_DELTA_KEYS: dict[str, Any] = {
+    "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 12, "ssm.conv_kernel": 3,
+    "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 48,
+    "full_attention_interval": 2, "attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SIGMOID: dict[str, Any] = {
+    "rms_norm_eps": 1e-3, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+}  # fmt: skip
+_SIGMOID_KEYS = _EXPERTS | {
+    "expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 1.5, "expert_weights_norm": True,
+}  # fmt: skip
 PLAIN: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"rms_norm_eps": 1e-3}, _RMS),
     "qwen2": ("Qwen2Config", {"rms_norm_eps": 1e-3}, _RMS),
@@ -121,6 +142,46 @@ PLAIN: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         _RMS | {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 4, "rope.freq_base": 70000.0},
     ),
+    "qwen35": ("Qwen3_5TextConfig", _DELTA, _DELTA_KEYS | {"rope.dimension_sections": [2, 2, 2, 0]}),
+    "qwen35moe": (
+        "Qwen3_5MoeTextConfig", _DELTA | _MOE | {"shared_expert_intermediate_size": 48},
+        _DELTA_KEYS | _EXPERTS
+        | {"expert_shared_feed_forward_length": 48, "rope.dimension_sections": [2, 2, 2, 0],
+           "feed_forward_length": None},
+    ),
+    "qwen3next": (
+        "Qwen3NextConfig", _DELTA | _MOE | {"shared_expert_intermediate_size": 48, "norm_topk_prob": True},
+        _DELTA_KEYS | _EXPERTS | {"expert_shared_feed_forward_length": 48},
+    ),
+    "glm4moe": (
+        "Glm4MoeConfig",
+        _SIGMOID
+        | {
+            "head_dim": 16, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+        _RMS | _SIGMOID_KEYS
+        | {
+            "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 8,
+            "leading_dense_block_count": 1, "expert_group_count": 1, "expert_group_used_count": 1,
+        },
+    ),
+    "deepseek2": (
+        "Glm4MoeLiteConfig",
+        _SIGMOID
+        | {
+            "rms_norm_eps": 1e-6,  # that of its latents' norms, whatever the file says; llama.cpp has one for all
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "q_lora_rank": 24, "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "num_key_value_heads": 4,
+        },
+        _SIGMOID_KEYS
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-6, "attention.head_count_kv": 1, "attention.q_lora_rank": 24,
+            "attention.kv_lora_rank": 32,
+            "attention.key_length": 40, "attention.value_length": 32, "attention.key_length_mla": 24,
+            "attention.value_length_mla": 12, "rope.dimension_count": 8, "leading_dense_block_count": 1,
+        },
+    ),
 }  # fmt: skip
 """Architecture of llama.cpp -> class of transformers' config, its settings, and the file's keys."""
 
@@ -157,6 +218,8 @@ def llama3_factors(base: float, size: int, factor: float, low: float, high: floa
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 _YARN_ROPE = {"factor": 4.0, "original_max_position_embeddings": 32}
 _LISTED = np.linspace(1.0, 3.0, 8, dtype=np.float32)
+_PART = ("stablelm", "nemotron", "qwen35", "qwen35moe", "qwen3next", "glm4moe")
+"""Architectures whose heads are rotated in part, here by half."""
 _WITH_ROPE = [name for name in PLAIN if name not in ("gpt2", "mamba")]
 
 
@@ -186,7 +249,7 @@ def _of_every_rope() -> list[Case]:
     """Cases of each architecture with RoPE: another base, and scalings by keys."""
     cases = []
     for name in _WITH_ROPE:
-        part = {"partial_rotary_factor": 0.5} if name in ("stablelm", "nemotron") else {}
+        part = {"partial_rotary_factor": 0.5} if name in _PART else {}
         for case, rope, keys in (
             ("base", _rope("default", rope_theta=999999.0), {"rope.freq_base": 999999.0}),
             ("linear", _rope("linear", factor=8.0), {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
@@ -196,6 +259,10 @@ def _of_every_rope() -> list[Case]:
         ):
             if (name, case) == ("gemma2", "none"):
                 continue  # refused: llama.cpp scales some layers
+            if name == "deepseek2" and case not in ("base", "none"):
+                continue  # refused: llama.cpp scales scores, too
+            if name in ("qwen35moe", "qwen3next") and case != "base":
+                continue  # as in qwen35
             config = _nested(name, part, rope)
             cases.append(Case(name, case, config, {"rope.freq_base": None} | keys))
     return cases
@@ -317,6 +384,9 @@ def build(case: Case) -> Any:
     torch.manual_seed(sum(map(ord, str(case))))
     values = _SIZES | config | dict(case.config)
     model = tf.AutoModelForCausalLM.from_config(getattr(tf, name)(**values)).float().eval().requires_grad_(False)
+    for key, buffer in model.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            buffer.add_(torch.randn_like(buffer), alpha=0.1)
     for key, parameter in model.named_parameters():
         if key.endswith("A_log"):
             continue
@@ -327,9 +397,17 @@ def build(case: Case) -> Any:
     return model
 
 
-def write(path: Path, case: Case, model: Any, **more: Any) -> None:
-    """Write a case's model to a GGUF file in float32; `more`: further keys, `.` written as `__`."""
+def write(
+    path: Path, case: Case, model: Any, *, heads: Mapping[str, np.ndarray] | None = None, companion: bool = False,
+    kind: str = "F32", **more: Any,
+) -> None:  # fmt: skip
+    """Write a case's model to a GGUF file in float32; `more`: further keys, `.` written as `__`.
+
+    `heads`: tensors of MTP heads, under llama.cpp's names; a `companion` has nothing but them and what they share.
+    `kind`: the GGML type of matrices in layers.
+    """
     name = case.architecture
+    path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name)
     writer.add_name("tiny")
     keys = _KEYS | PLAIN[name][2] | dict(case.keys) | {key.replace("__", "."): value for key, value in more.items()}
@@ -337,8 +415,14 @@ def write(path: Path, case: Case, model: Any, **more: Any) -> None:
         if value is not None:
             _add(writer, key if key.startswith(("general.", "split.")) else f"{name}.{key}", value)
     add_tokenizer(writer, VOCAB, "default")
-    for tensor, values in (tensors(name, model) | dict(case.tensors)).items():
-        writer.add_tensor(tensor, np.ascontiguousarray(values, dtype=np.float32))
+    own = tensors(name, model) | dict(case.tensors)
+    if companion:
+        own = {tensor: values for tensor, values in own.items() if not tensor.startswith("blk.")}
+    for tensor, values in (own | dict(heads or {})).items():
+        array = np.ascontiguousarray(values, dtype=np.float32)
+        plain = array.ndim == 1 or not tensor.startswith("blk.") or "ssm_" in tensor or "_inp" in tensor
+        type_ = gguf.GGMLQuantizationType["F32" if plain or array.shape[-1] % 32 else kind]
+        writer.add_tensor(tensor, blocks_of(array, type_.name), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -352,14 +436,22 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def tensors(name: str, model: Any) -> dict[str, np.ndarray]:
     """A model's weights under llama.cpp's names, laid out as its converter does."""
-    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
-    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
-    found = {}
     state = dict(model.state_dict())
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight")
+    return renamed(name, model.config, state)
+
+
+def renamed(name: str, config: Any, state: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Weights under llama.cpp's names, laid out as its converter does."""
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + 4)
+    found = {}
     for key, weight in state.items():
-        for part, value in _laid_out(name, model.config, key, weight):
+        for part, value in _laid_out(name, config, key, weight):
+            if part.startswith("blk."):
+                found[part] = value.numpy()
+                continue
             stem, _, suffix = part.rpartition(".")
             plain = suffix not in ("weight", "bias")
             found_name = names.get_name(part if plain else stem)
@@ -367,6 +459,32 @@ def tensors(name: str, model: Any) -> dict[str, np.ndarray]:
             bare = plain and not found_name.endswith("_exps")
             end = "" if bare else ".weight" if plain else f".{suffix}"
             found[f"{found_name}{end}"] = value.numpy()
+    return found
+
+
+_NEXTN = {
+    "mtp.fc": "eh_proj", "mtp.pre_fc_norm_embedding": "enorm", "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm", "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm",
+    "shared_head.norm": "shared_head_norm", "shared_head.head": "shared_head_head", "embed_tokens": "embed_tokens",
+}  # fmt: skip
+
+
+def head_tensors(name: str, config: Any, held: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """MTP modules of a safetensors file as heads of a GGUF file: llama.cpp's names and layout."""
+    layers, stacked, found = config.num_hidden_layers, {}, {}
+    for key, weight in held.items():
+        inside = re.sub(r"^mtp\.layers\.(\d+)", lambda each: f"model.layers.{layers + int(each[1])}", key)
+        layer, _, rest = inside.removeprefix("model.layers.").partition(".")
+        if (outer := _NEXTN.get((rest if layer.isdecimal() else key).removesuffix(".weight"))) is not None:
+            number = int(layer) if layer.isdecimal() else layers
+            plus = 1 if key.startswith("mtp.") and "norm" in key else 0
+            found[f"blk.{number}.nextn.{outer}.weight"] = (weight + plus).numpy()
+        elif (expert := re.fullmatch(r"(.*experts)\.(\d+)\.(\w+)\.weight", inside)) is not None:
+            stacked.setdefault(f"{expert[1]}.{expert[3]}", []).append(weight)
+        else:
+            found |= renamed(name, config, {inside: weight})
+    for key, weights in stacked.items():
+        found |= renamed(name, config, {key: torch.stack(weights)})
     return found
 
 
@@ -379,15 +497,68 @@ def _laid_out(name: str, config: Any, key: str, weight: Tensor) -> list[tuple[st
         return [(key, weight + 1)]
     if name == "nemotron" and "layernorm.weight" in key:
         return [(key, weight + 1)]
-    if key.endswith("experts.gate_up_proj"):
-        gate, up = weight.chunk(2, dim=1)
-        return [(key.replace("gate_up", "gate"), gate), (key.replace("gate_up", "up"), up)]
-    if key.endswith("shared_expert_gate.weight"):
-        return [(key, weight[0])]
+    if name in ("qwen35", "qwen35moe", "qwen3next"):
+        return _of_qwen(name, config, key, weight)
+    if key.endswith("e_score_correction_bias"):
+        return [(key.replace("correction_bias", "correction.bias"), weight)]
+    if key.endswith("kv_b_proj.weight"):
+        both = weight.view(config.num_attention_heads, -1, weight.shape[1])
+        keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        return [(key.replace("kv_b", "k_b"), keys.transpose(1, 2)), (key.replace("kv_b", "v_b"), values)]
     if name == "gpt2" and weight.dim() == 2 and "c_" in key:
         return [(key, weight.T)]
     if key.endswith("A_log"):
         return [(key, -weight.exp())]
     if weight.dim() == 3 and weight.shape[1] == 1:
         return [(key, weight[:, 0])]
+    return _of_experts(key, weight)
+
+
+def _of_experts(key: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    if key.endswith("experts.gate_up_proj"):
+        gate, up = weight.chunk(2, dim=1)
+        return [(key.replace("gate_up", "gate"), gate), (key.replace("gate_up", "up"), up)]
+    if key.endswith("shared_expert_gate.weight"):
+        return [(key, weight[0])]
     return [(key, weight)]
+
+
+def _of_qwen(name: str, config: Any, key: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    """As `Qwen3NextModel` in llama.cpp's converter, for Qwen3.5 with heads of values in tiles."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    size, wide = config.linear_key_head_dim, config.linear_value_head_dim
+    stem = f"blk.{key.split('.')[2]}." if key.startswith("model.layers.") else ""
+
+    def tiled(part: Tensor, head: int) -> Tensor:
+        """Rows of heads, those of one head of keys no longer together."""
+        if name == "qwen3next":
+            return part
+        return torch.cat(
+            [part[(k * values // keys + v) * head :][:head] for v in range(values // keys) for k in range(keys)]
+        )
+
+    first = 2 * keys * size
+    match key.split("linear_attn.")[-1]:
+        case "A_log":
+            return [(f"{stem}ssm_a", tiled(-weight.exp(), 1))]
+        case "dt_bias":
+            return [(f"{stem}ssm_dt.bias", tiled(weight, 1))]
+        case "conv1d.weight":
+            rows = weight[:, 0]
+            return [(f"{stem}ssm_conv1d.weight", torch.cat((rows[:first], tiled(rows[first:], wide))))]
+        case "in_proj_qkv.weight":
+            return [(key, torch.cat((weight[:first], tiled(weight[first:], wide))))]
+        case "in_proj_z.weight":
+            return [(key, tiled(weight, wide))]
+        case "in_proj_a.weight" | "in_proj_b.weight":
+            return [(key, tiled(weight, 1))]
+        case "out_proj.weight":
+            return [(key, tiled(weight.T, wide).T)]
+        case "in_proj_qkvz.weight":
+            per = [size, size, wide * values // keys, wide * values // keys]
+            parts = weight.view(keys, sum(per), -1).split(per, dim=1)
+            q, k, v, z = (part.flatten(0, 1) for part in parts)
+            return [(f"{stem}attn_qkv.weight", torch.cat((q, k, v))), (f"{stem}attn_gate.weight", z)]
+    if key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
+        return [(key, weight + 1)]
+    return _of_experts(key, weight)

@@ -21,6 +21,7 @@ FOUNDATION = frozenset(
         "machine",
         "kept",
         "gguf",
+        "gguf_companions",
         "gguf_config",
         "gguf_keys",
         "gguf_splits",
@@ -45,13 +46,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     "machine": frozenset({"files", "runtime"}),
     "kept": frozenset({"runtime"}),
     "gguf": frozenset({"errors"}),
+    "gguf_companions": frozenset(),
     "gguf_keys": frozenset({"errors", "gguf"}),
     "gguf_config": frozenset({"errors", "gguf", "gguf_keys"}),
     "gguf_splits": frozenset(),
     "gguf_vocabulary": frozenset({"errors", "gguf", "gguf_splits"}),
     "gguf_tokenizer": frozenset({"errors", "gguf", "gguf_splits", "gguf_vocabulary"}),
     "gguf_target": frozenset(
-        {"errors", "files", "gguf", "gguf_config", "gguf_tokenizer", "gguf_vocabulary", "machine", "runtime"}
+        "errors files gguf gguf_companions gguf_config gguf_tokenizer gguf_vocabulary machine runtime".split()
     ),
     "assets": frozenset({"gguf_target"}),
     "hub": frozenset({"assets", "errors", "gguf_target"}),

@@ -133,6 +133,16 @@ class Gguf:
             flat = torch.from_numpy(gguf.dequantize(blocks.reshape(-1, info.shape[-1] // block * size), kind).copy())
         return flat.reshape(info.shape)
 
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors exist and are the same, byte by byte."""
+        if not {name, other} <= self.tensors.keys():
+            return False
+        one, two = self.tensors[name], self.tensors[other]
+        if (one.shape, one.kind) != (two.shape, two.kind):
+            return False
+        raw = memoryview(self._data)
+        return bool(raw[one.offset : one.offset + one.size] == raw[two.offset : two.offset + two.size])
+
     def _tensors(self, count: int) -> dict[str, GgufTensor]:
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):

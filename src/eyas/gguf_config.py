@@ -8,7 +8,7 @@ transformers then builds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.gguf_keys import Becomes, Keys
+from eyas.gguf_keys import Becomes, Keys, Used
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that the config states; no module holds them."""
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,17 @@ class Model:
     def read(file: Gguf) -> Model:
         """Read a file. Raises ModelError for what eyas doesn't compute with, by name, and for missing keys."""
         keys = Keys(file)
-        layers, width = keys.need("block_count", int), keys.need("embedding_length", int)
+        blocks, width = keys.need("block_count", int), keys.need("embedding_length", int)
+        layers = blocks - keys.take("nextn_predict_layers", int, 0)
+        if not 0 < layers <= blocks:
+            keys.refuse("nextn_predict_layers", f"there are {blocks} layers in all")
+        for head in range(layers, blocks):
+            held = [name for name in file.tensors if name.startswith(f"blk.{head}.")]
+            if held and f"blk.{head}.nextn.eh_proj.weight" not in held:
+                keys.refuse("nextn_predict_layers", f"blk.{head} has no nextn.eh_proj.weight, so it is no MTP head")
         if keys.take("embedding_length_out", int, width) != width:
             keys.refuse("embedding_length_out", f"it isn't the width of {width}")
-        head = 0 if keys.name == "mamba" else _head_size(keys, width)
+        head = _SIZE_OF_HEADS.get(keys.name, _head_size)(keys, width)
         kinds, window = _kinds(keys, layers)
         return Model(
             keys, _rows(keys), layers, head, _epsilon(keys), _scale(keys, layers, width, head), kinds, window,
@@ -103,6 +110,20 @@ class Model:
             raise ModelError(f"{self.keys.path}: transformers refuses its sizes: {error}") from error
 
 
+def heads_of(file: Gguf) -> range:
+    """The layers of a file that are MTP heads by its keys; they follow the model's own."""
+    name = file.metadata.get("general.architecture")
+    counts = [file.metadata.get(f"{name}.{key}", 0) for key in ("block_count", "nextn_predict_layers")]
+    if not all(type(count) is int for count in counts) or not 0 < counts[1] < counts[0]:
+        return range(0)
+    return range(counts[0] - counts[1], counts[0])
+
+
+def is_companion(file: Gguf) -> bool:
+    """Whether a file holds MTP heads, and not the layers of the model that they draft for."""
+    return bool(heads_of(file)) and "blk.0.attn_norm.weight" not in file.tensors
+
+
 _SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
@@ -134,6 +155,22 @@ def _head_size(keys: Keys, width: int) -> int:
     return size
 
 
+def _latent_size(keys: Keys, width: int) -> int:  # noqa: ARG001  # the width says nothing
+    """The size of a head's queries and keys in latent attention."""
+    size = int(keys.need("attention.key_length_mla", int))
+    rotated, rank = keys.need("rope.dimension_count", int), keys.need("attention.kv_lora_rank", int)
+    keys.need("attention.value_length_mla", int)
+    if rotated >= size:
+        keys.refuse("rope.dimension_count", f"heads have a size of {size}")
+    for key, expected in (("attention.key_length", rank + rotated), ("attention.value_length", rank)):
+        if keys.take(key, int, expected) != expected:
+            keys.refuse(key, f"latents have a size of {rank}, of which {rotated} more are rotated")
+    return size
+
+
+_SIZE_OF_HEADS: Mapping[str, Callable[[Keys, int], int]] = {"mamba": lambda *_: 0, "deepseek2": _latent_size}
+
+
 def _epsilon(keys: Keys) -> float:
     own = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
     kind = next(key for key in own if isinstance(keys.architecture.keys.get(key), Becomes))
@@ -163,6 +200,8 @@ def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
         if len(heads) != layers or not all(isinstance(one, int) for one in heads) or len({*heads} - {0}) != 1:
             keys.refuse("attention.head_count_kv", f"it must be one number of heads, or 0, for each of {layers} layers")
         return tuple(FULL if one else "conv" for one in heads), None
+    if "full_attention_interval" in keys.architecture.keys:
+        return _recurrent(keys, layers), None
     if keys.name == "phi3" and window > 0:
         return (SLIDING,) * layers, window
     if keys.name in _PERIODS and window > 0:
@@ -180,6 +219,17 @@ def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
             "attention.sliding_window", "llama.cpp has no window in this architecture, the model's own code may"
         )
     return (FULL,) * layers, None
+
+
+def _recurrent(keys: Keys, layers: int) -> tuple[str, ...]:
+    """Kinds of layers, of which some have a linear attention; those of MTP heads are listed too, but never have one."""
+    interval = keys.take("full_attention_interval", int, 4)
+    if interval <= 0:
+        keys.refuse("full_attention_interval", "it must be positive")
+    listed = keys.values.get("attention.recurrent_layers", [bool((i + 1) % interval) for i in range(layers)])
+    if not isinstance(listed, list) or len(listed) not in (layers, keys.take("block_count", int)):
+        keys.refuse("attention.recurrent_layers", f"there are {layers} layers")
+    return tuple(LINEAR if one else FULL for one in listed[:layers])
 
 
 _PERIODS = {"gemma2": 2, "gemma3": 6}
@@ -205,7 +255,9 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
     """Attributes that are computed from several keys."""
     found: dict[str, Any] = {}
     heads = keys.take("attention.head_count", int, 0)
-    if "attention.head_count_kv" in keys.architecture.keys and keys.name not in ("mamba", "falcon", "lfm2"):
+    if isinstance(keys.architecture.keys["block_count"], Used):
+        found["num_hidden_layers"] = layers
+    if "attention.head_count_kv" in keys.architecture.keys and keys.name not in _OWN_HEADS:
         found["num_key_value_heads"] = keys.take("attention.head_count_kv", int, heads)
     match keys.name:
         case "gpt2":
@@ -231,10 +283,43 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
             found["moe_intermediate_size"] = _expert_size(keys)
         case "qwen3moe":
             found["moe_intermediate_size"] = _expert_size(keys)
+        case "qwen35" | "qwen35moe" | "qwen3next":
+            size, values = keys.need("ssm.state_size", int), keys.need("ssm.time_step_rank", int)
+            if keys.take("ssm.inner_size", int, size * values) != size * values:
+                keys.refuse("ssm.inner_size", f"{values} heads of values have a size of {size}")
+            if values % keys.need("ssm.group_count", int):
+                keys.refuse("ssm.group_count", f"{values} heads of values can't share so many")
+            keys.need("ssm.conv_kernel", int)
+            found["linear_value_head_dim"], found["layer_types"] = size, list(kinds)
+            if keys.name != "qwen35":
+                found["moe_intermediate_size"] = _expert_size(keys)
+                every = keys.take("feed_forward_length", int, 0)
+                found["shared_expert_intermediate_size"] = (
+                    keys.take("expert_shared_feed_forward_length", int, 0) or every
+                )
+        case "glm4moe" | "deepseek2":
+            found["moe_intermediate_size"] = _expert_size(keys)
+            found["routed_scaling_factor"] = keys.take("expert_weights_scale", float, 0.0) or 1.0
+            found["norm_topk_prob"] = keys.take("expert_weights_norm", bool, False)
+            dense = keys.take("leading_dense_block_count", int, 0)
+            if not 0 <= dense <= layers:
+                keys.refuse("leading_dense_block_count", f"there are {layers} layers")
+            if keys.name == "glm4moe":
+                found["first_k_dense_replace"] = dense
+            else:
+                found["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+                found["num_key_value_heads"] = heads
+                found["qk_rope_head_dim"] = keys.need("rope.dimension_count", int)
+                found["qk_nope_head_dim"] = _latent_size(keys, width) - found["qk_rope_head_dim"]
+                found["q_lora_rank"] = keys.take("attention.q_lora_rank", int)
     shared = found.get("num_key_value_heads", 1)
     if shared <= 0 or heads % shared:
         keys.refuse("attention.head_count_kv", f"{heads} heads can't share so many")
     return found
+
+
+_OWN_HEADS = ("mamba", "falcon", "lfm2", "deepseek2")
+"""Architectures whose heads of keys and values aren't simply counted."""
 
 
 def _expert_size(keys: Keys) -> int:
@@ -251,6 +336,8 @@ def _ropes(keys: Keys, kinds: tuple[str, ...], head: int) -> dict[str, Rope]:
     if keys.architecture.rotary == "none":
         return {}
     size = keys.take("rope.dimension_count", int, head)
+    if keys.name == "deepseek2":  # transformers counts only the rotated part of a head
+        head = size
     if not 0 < size <= head or size % 2 or (size != head and keys.architecture.rotary == "whole"):
         keys.refuse("rope.dimension_count", f"heads have a size of {head}")
     if keys.take("rope.dimension_count_swa", int, size) != size:

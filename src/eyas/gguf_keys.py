@@ -57,7 +57,7 @@ _SIZES: dict[str, Treatment] = {
     "tensor_data_layout": Nothing("how Meta's own weights were permuted; the tensors are in llama.cpp's order"),
     "attention.causal": Must((True,), "eyas decodes from left to right"),
     "pooling_type": Must((0,), "eyas pools no embeddings"),
-    "nextn_predict_layers": Must((0,), "eyas has no layers that predict further tokens in this architecture"),
+    "nextn_predict_layers": Must((0,), "eyas knows no MTP heads in this architecture"),
 }  # fmt: skip
 _DENSE: dict[str, Treatment] = {
     "expert_count": Must((0,), "this architecture's experts are read from its own folder only"),
@@ -105,6 +105,42 @@ _ROPE: dict[str, Treatment] = {
     "rope.dimension_sections": Must(([0, 0, 0, 0],), "positions here are plain numbers"),
 }  # fmt: skip
 _NO_ROPE: dict[str, Treatment] = {key: Nothing("this architecture has no RoPE") for key in _ROPE}
+_HEADS_OF_MTP: dict[str, Treatment] = {
+    "block_count": Used("layers, those of MTP heads included"),
+    "nextn_predict_layers": Used("how many of the last layers are MTP heads, which draft"),
+}
+_SCORED: dict[str, Treatment] = {
+    "expert_count": Becomes("n_routed_experts"),
+    "expert_used_count": Becomes("num_experts_per_tok"),
+    "expert_feed_forward_length": Becomes("moe_intermediate_size"),
+    "expert_shared_count": Becomes("n_shared_experts"),
+    "expert_gating_func": Must((2,), "sigmoids choose this architecture's experts"),
+    "expert_weights_scale": Used("what the experts' sum is multiplied by"),
+    "expert_weights_norm": Used("whether the chosen experts' weights are normalized"),
+}
+_DELTA: dict[str, Treatment] = {
+    "ssm.conv_kernel": Becomes("linear_conv_kernel_dim"),
+    "ssm.state_size": Becomes("linear_key_head_dim"),
+    "ssm.group_count": Becomes("linear_num_key_heads"),
+    "ssm.time_step_rank": Becomes("linear_num_value_heads"),
+    "ssm.inner_size": Used("must be state_size times time_step_rank"),
+    "full_attention_interval": Used("which layers attend"),
+    "attention.recurrent_layers": Used("which layers attend"),
+}
+_QWEN_EXPERTS: dict[str, Treatment] = {
+    "expert_shared_feed_forward_length": Becomes("shared_expert_intermediate_size"),
+    "expert_shared_count": Must((0, 1), "this architecture has one shared expert"),
+    "expert_weights_norm": Must((True,), "llama.cpp normalizes the weights of this architecture"),
+    "leading_dense_block_count": Must((0,), "the first layers aren't different in this architecture"),
+}
+_ANY_SECTIONS: dict[str, Treatment] = {
+    "rope.dimension_sections": Nothing("all sections have the same positions in text"),
+}
+_NO_SCALING: dict[str, Treatment] = {
+    "rope.scaling.type": Must(("none", "linear"), "scaled RoPE is read from this architecture's own folder only"),
+    "rope.scaling.factor": Must((0, 1), "scaled RoPE is read from this architecture's own folder only"),
+    "rope.scale_linear": Must((0, 1), "scaled RoPE is read from this architecture's own folder only"),
+}
 _NO_WINDOW: dict[str, Treatment] = {
     "attention.sliding_window": Used("llama.cpp has no window here: must be 0 or cover the context"),
 }
@@ -288,6 +324,50 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "leading_dense_block_count": Nothing("all layers are dense"),
         },
         fixed={"conv_bias": False, "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text", _RMS_MODEL | _DENSE | _NO_WINDOW | _DELTA | _ANY_SECTIONS | _HEADS_OF_MTP,
+        fixed={"hidden_act": "silu", "attention_bias": False}, sized_heads=True, rotary="part",
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        _RMS_MODEL | _NO_WINDOW | _EXPERTS | _QWEN_EXPERTS | _DELTA | _ANY_SECTIONS | _HEADS_OF_MTP
+        | {"feed_forward_length": Nothing("all layers have experts")},
+        fixed={"hidden_act": "silu", "attention_bias": False}, sized_heads=True, rotary="part",
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        _RMS_MODEL | _NO_WINDOW | _EXPERTS | _QWEN_EXPERTS | _DELTA | _HEADS_OF_MTP,
+        fixed={
+            "hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True, "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+        sized_heads=True, rotary="part",
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        _RMS_MODEL | _NO_WINDOW | _SCORED | _HEADS_OF_MTP
+        | {"leading_dense_block_count": Becomes("first_k_dense_replace")},
+        fixed={"hidden_act": "silu", "n_group": 1, "topk_group": 1},
+        present={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"}, sized_heads=True, rotary="part",
+    ),
+    "deepseek2": Architecture(
+        "glm4_moe_lite",
+        _RMS_MODEL | _NO_WINDOW | _SCORED | _NO_SCALING | _HEADS_OF_MTP
+        | {
+            "leading_dense_block_count": Used("how many of the first layers have no experts"),
+            "attention.head_count_kv": Must((1,), "all heads share one latent"),
+            "attention.q_lora_rank": Becomes("q_lora_rank"),
+            "attention.kv_lora_rank": Becomes("kv_lora_rank"),
+            "attention.key_length": Used("must be kv_lora_rank and rope.dimension_count together"),
+            "attention.value_length": Used("must be kv_lora_rank"),
+            "attention.key_length_mla": Used("the size of a head's queries and keys"),
+            "attention.value_length_mla": Becomes("v_head_dim"),
+            "attention.temperature_scale": Must((0,), "eyas doesn't scale scores by position"),
+            "attention.temperature_length": Must((0,), "eyas doesn't scale scores by position"),
+            "expert_gating_func": Must((2,), "of this architecture, eyas reads models whose experts sigmoids choose"),
+        },
+        fixed={"hidden_act": "silu", "n_group": 1, "topk_group": 1, "rope_interleave": True, "attention_bias": False},
     ),
 }  # fmt: skip
 """llama.cpp's architectures that eyas takes as targets."""

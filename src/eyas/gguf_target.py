@@ -13,6 +13,7 @@ from pathlib import Path
 
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
+from eyas.gguf_companions import is_model
 from eyas.runtime import LOADING
 
 GGUF_SUFFIX = ".gguf"
@@ -20,7 +21,7 @@ WEIGHTS = "gguf.path"
 """The file in such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
-_FORM = 5
+_FORM = 6
 """Version of the folders' contents; a change makes them be converted again."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -54,6 +55,7 @@ def gguf_in(path: Path) -> Path | None:
     """
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(each for each in path.iterdir() if each.suffix.lower() == GGUF_SUFFIX)
+        files = [each for each in files if is_model(each)] or files  # drafters may lie beside their target
         if len(files) > 1:
             raise UsageError(f"{path} holds {len(files)} GGUF files: name one, such as {files[0]}")
         path = files[0] if files else path
@@ -90,9 +92,10 @@ def _folder_made(file: Path, folder: Path) -> Path:
     if (folder / WEIGHTS).is_file():
         return folder
     from eyas.gguf import Gguf  # it imports torch
+    from eyas.gguf_config import is_companion
 
-    architecture = Gguf(file).metadata.get("general.architecture")
-    if architecture in DRAFTERS:
+    opened = Gguf(file)
+    if opened.metadata.get("general.architecture") in DRAFTERS or is_companion(opened):
         return file
     if _SPLIT.search(file.stem):
         raise ModelError(f"{file} is one part of a split model: merge the parts with llama-gguf-split --merge first")

@@ -15,6 +15,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Proposer
+from eyas.drafters.formats.gguf_heads import holds_heads
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
@@ -28,6 +29,9 @@ from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowPairs
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
+from eyas.gguf import Gguf
+from eyas.gguf_config import is_companion
+from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_drafter, find_target
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
@@ -72,6 +76,9 @@ def make_drafter(
         assert parsed.kind is not None
         network = IN_TARGET[parsed.kind](local_directory(base_of(find_target(model))), target)
         return _united(_decoding(network, target, options.window, options.quantize), lookup, target)
+    if parsed.kind in (None, "mtp") and (heads := _heads(source, of_target=parsed.kind is not None)) is not None:
+        _check_heads(options)
+        return _united(_decoding(mtp.load(heads, target), target, options.window, options.quantize), lookup, target)
     if parsed.kind in (None, SMALL_LM):
         if holds_language_model(local_directory(source)):
             _check_small_lm(options)
@@ -84,6 +91,20 @@ def make_drafter(
         window=options.window, quantize=options.quantize,
     )  # fmt: skip
     return _united(drafter, lookup, target)
+
+
+def _heads(source: str | Path, *, of_target: bool) -> Path | None:
+    """The GGUF file that is a companion with MTP heads or, with `of_target`, a target's file with them; else None."""
+    found = local_directory(source)
+    file = weights_file(found) if of_target else gguf_in(found)
+    file = gguf_in(found) if file is None else file
+    return file if file is not None and (is_companion(opened := Gguf(file)) or holds_heads(opened)) else None
+
+
+def _check_heads(options: DrafterOptions) -> None:
+    """Refuse options that MTP heads in a GGUF file can't have. Raises UsageError."""
+    if options.weights is not None or options.ignore_config_keys:
+        raise UsageError(f"{options.source} holds MTP heads: leave out the drafter's weights and config keys")
 
 
 def _check_small_lm(options: DrafterOptions) -> None:

@@ -43,7 +43,7 @@ def _pairs(facts: Model, model: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "windows", [plan.windows.get(kind) for kind in plan.of_layers(config)], windows
     yield "a cap of logits of", getattr(config, "final_logit_softcapping", None), facts.caps[1]
     for name, module in model.named_modules():
-        for attribute in ("variance_epsilon", "eps", "epsilon"):
+        for attribute in () if name.endswith(_LATENT_NORMS) else ("variance_epsilon", "eps", "epsilon"):
             if isinstance(value := getattr(module, attribute, None), float):
                 yield f"an epsilon in {name} of", value, facts.epsilon
         if name.rpartition(".")[2] in _ATTENTION:
@@ -56,6 +56,8 @@ def _pairs(facts: Model, model: Any) -> Iterator[tuple[str, Any, Any]]:
                 yield from _rope(facts, module, key, value)
 
 
+_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+"""Norms of latents: their epsilon is 1e-6 in the code of models; llama.cpp takes the file's, 1e-5 for GLM-4.7-Flash."""
 _ATTENTION = ("self_attn", "attn", "self_attention")
 
 

@@ -7,9 +7,10 @@ every size before using it and is ten times as fast.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.gguf_config import ROPE_TENSORS
+from eyas.gguf_config import ROPE_TENSORS, heads_of
+from eyas.targets.gguf_layouts import TensorLayout, layout_of
 from eyas.targets.native.experts import can_stay_packed
 from eyas.targets.native.packed import GGML, PIECE, PackedWeight, WeightBlocks, Weights
 
@@ -37,38 +39,77 @@ def read_weights(
     ModelError for tensors that the model has no place for, CheckpointError for a damaged file.
     """
     opened, model, processor, names = _matched(file, model_class, config)
-    read: dict[str, Any] = {"tensors": {}}  # the processor assembles stacks of experts there
-    unknown = []
     layers = config.get_text_config().num_hidden_layers
-    used = [
-        name
-        for name in opened.tensors
-        if not (first and (layer := _LAYER.match(name)) is not None and int(layer[1]) >= layers)
-    ]
+    used = _of_model(opened, layers, first=first)
+    _refuse_unknown(file, model_class, [name for name in used if _parameter(names, name) is None])
+    used = [name for name in used if _parameter(names, name) is not None]
+    check_parts(opened, {name: _parameter(names, name) or "" for name in used}, _shapes(model))
     packed = _packed(opened, used, model, processor, names) if packs else {}
-    for name in used:
-        if _parameter(names, name) in packed:
-            continue
-        made = processor.process(
-            weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
-        )
-        if made.name is None:
-            continue
-        if made.name not in names:
-            unknown.append(made.name)
-            continue
-        read["tensors"][names[made.name]] = torch.from_numpy(made.weights.copy()).to(dtype)
-    _refuse_unknown(file, model_class, unknown)
-    state = {name: weight.to(dtype) for name, weight in read["tensors"].items()}
+    read = read_tensors(opened, [name for name in used if _parameter(names, name) not in packed], processor, names)
+    state = {
+        name: weight.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else dtype) for name, weight in read.items()
+    }
     shapes = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
     return Weights(state | shapes, packed)
+
+
+def read_tensors(opened: Gguf, used: Iterable[str], processor: Any, names: dict[str, str]) -> dict[str, Tensor]:
+    """Tensors of a file as the parameters that `names` says they are; blocks are dequantized.
+
+    Raises ModelError for tensors that don't fit each other.
+    """
+    read: dict[str, Any] = {"tensors": {}}  # the processor assembles stacks of experts there
+    for name in used:
+        try:
+            made = processor.process(
+                weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
+            )
+        except (ValueError, IndexError) as error:  # shapes that no model has
+            raise ModelError(f"{opened.path}: the tensor {name} doesn't have llama.cpp's layout: {error}") from error
+        if made.name is not None:
+            read["tensors"][names[made.name]] = torch.from_numpy(np.array(made.weights))
+    found: dict[str, Tensor] = read["tensors"]
+    return found
+
+
+def _of_model(opened: Gguf, layers: int, *, first: bool = False) -> list[str]:
+    """The tensors of a file's model without those of its MTP heads; `first`: without any layer after `layers`."""
+    last = math.inf if first else heads_of(opened).stop
+    return [
+        name
+        for name in opened.tensors
+        if not ((layer := LAYER.match(name)) is not None and layers <= int(layer[1]) < last)
+    ]
+
+
+def check_parts(opened: Gguf, placed: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise ModelError unless the tensors `placed` in a parameter have as many numbers as its shape.
+
+    Otherwise one of several may be missing, or a size is not the model's.
+    """
+    parts: dict[str, list[str]] = {}
+    for name, parameter in placed.items():
+        parts.setdefault(parameter, []).append(name)
+    for parameter, names in parts.items():
+        size = sum(prod(opened.tensors[name].shape) for name in names)
+        if size != prod(shapes[parameter]):
+            raise ModelError(
+                f"{opened.path}: {' and '.join(names)} hold {size} numbers, and {parameter} has "
+                f"{prod(shapes[parameter])}, {list(shapes[parameter])}"
+            )
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def check_names(file: Path, model_class: Any, config: Any) -> None:
     """Raise ModelError unless a GGUF file holds all weights of a model, and no others; only its header is read."""
     opened, model, _, names = _matched(file, model_class, config)
-    placed = {name: _parameter(names, name) for name in opened.tensors}
+    used = _of_model(opened, config.get_text_config().num_hidden_layers)
+    placed = {name: _parameter(names, name) for name in used}
     _refuse_unknown(file, model_class, [name for name, place in placed.items() if place is None])
+    check_parts(opened, {name: place for name, place in placed.items() if place is not None}, _shapes(model))
     missing = sorted({name for name, _ in model.named_parameters()} - set(placed.values()))
     if missing:
         raise ModelError(f"{file} lacks {len(missing)} of the target's tensors ({', '.join(missing[:5])} ...)")
@@ -87,8 +128,10 @@ def _matched(file: Path, model_class: Any, config: Any) -> _Matched:
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     opened = Gguf(file)
-    architecture = opened.metadata.get("general.architecture", "")
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    architecture, values = opened.metadata.get("general.architecture", ""), config.get_text_config().to_dict()
+    processor = layout_of(architecture, values)
+    if processor is None:
+        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=values)
     with torch.device("meta"):
         model = model_class(config)
     return _Matched(opened, model, processor, _module_names(model, processor))
@@ -192,6 +235,8 @@ def _module_names(model: Any, processor: Any) -> dict[str, str]:
     transformers would walk all submodules and rebuild gguf's table of names for each, which takes seconds; the top
     module gives the names of every architecture that is read.
     """
+    if isinstance(processor, TensorLayout):
+        return processor.names(model.state_dict())
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     top = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=dict)
@@ -214,5 +259,7 @@ def _stored_dtype(file: Path, _: int) -> torch.dtype:
     return {"F32": torch.float32, "F16": torch.float16}.get(most, torch.bfloat16)
 
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.(\d+)\.")
 """Prefix of the names of a layer's tensors."""
+KEPT_IN_FLOAT32 = "e_score_correction_bias"
+"""The bias on a mixture of experts' routing scores: in half precision it would select other experts."""

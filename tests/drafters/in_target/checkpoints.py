@@ -64,7 +64,8 @@ def model(architecture: str) -> Any:
 def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tensor]:
     """A random MTP module for a model, under the names of a layout."""
     torch.manual_seed(5 + module)
-    prefix = _PREFIX[layout].format(layer=LAYERS + module, module=module)
+    hidden, layers = target.config.hidden_size, target.config.num_hidden_layers
+    prefix = _PREFIX[layout].format(layer=layers + module, module=module)
     held: dict[str, Tensor] = {}
     blocks = _BLOCKS.get(layout, {"": -1})
     states = {
@@ -88,8 +89,8 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
             held[prefix + name] = drawn
     names = {part: name.format(p=prefix) + ".weight" for part, name in _OUTER[layout].items()}
     for part in ("enorm", "hnorm", "norm"):
-        held[names[part]] = 1 + 0.1 * torch.randn(HIDDEN)
-    held[names["proj"]] = 0.3 * torch.randn(HIDDEN, 2 * HIDDEN)
+        held[names[part]] = 1 + 0.1 * torch.randn(hidden)
+    held[names["proj"]] = 0.3 * torch.randn(hidden, 2 * hidden)
     if layout == "deepseek":  # published files repeat the target's tensors
         held[names["embedding"]] = target.get_input_embeddings().weight.clone()
         held[names["head"]] = target.get_output_embeddings().weight.clone()

@@ -32,14 +32,17 @@ from transformers import AttentionInterface
 from eyas.drafters.checkpoint import check_numbers, check_tensors
 from eyas.drafters.decoding import NetworkPairs, Proposer
 from eyas.drafters.files import Headers, TensorInfo, read_headers
+from eyas.drafters.formats.gguf_heads import find_heads, read_heads
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
 from eyas.drafters.network import Attend, DraftNetwork, Stage, device_lengths, shapes_of, staged_attention
 from eyas.drafters.weightless import NAMES as WITHOUT_FILES
 from eyas.errors import CheckpointError, UnsupportedModelError
+from eyas.gguf_config import FULL, LINEAR
 from eyas.targets import Target
 from eyas.targets.architecture import text_decoder
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.gguf_weights import KEPT_IN_FLOAT32
 from eyas.targets.slots import KVShape, SlotCache, Staging
 from eyas.targets.transformers_names import rotation
 
@@ -137,7 +140,8 @@ def _longer(config: Any, kinds: Sequence[str] | None) -> Any:
     for key, value in longer.to_dict().items():
         other = key == "architectures" or key.startswith("mtp_")
         if isinstance(value, list | tuple) and len(value) == layers and not other:
-            setattr(longer, key, [*value, *(kinds or value[-1:])])
+            last = [FULL] if value[-1] == LINEAR and FULL in value else value[-1:]  # modules attend
+            setattr(longer, key, [*value, *(kinds or last)])
     longer.num_hidden_layers = layers + 1
     longer._attn_implementation = _ATTENTION
     return longer
@@ -145,8 +149,8 @@ def _longer(config: Any, kinds: Sequence[str] | None) -> Any:
 
 _BLOCK = "target_block.layer."
 """The prefix of the block's tensors in a network."""
-_KEPT_IN_FLOAT32 = "e_score_correction_bias"
-"""The bias on a mixture of experts' routing scores: in half precision it would select other experts."""
+_ZERO_FIRST = frozenset({"glm4_moe", "glm4_moe_lite"})
+"""Types of models whose modules read zeros in place of the embedding at position 0, as in DeepSeek-V3's layout."""
 _STACKED = ("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")
 """Weights that transformers stacks over experts; files have them per expert."""
 
@@ -262,6 +266,25 @@ def load(path: Path, target: Target) -> DraftNetwork:
 
     Raises CheckpointError if there is none, and UnsupportedModelError for a block that eyas can't run.
     """
+    file = find_heads(path)
+    modules = _of_folder(path, target) if file is None else _of_gguf(file, target)
+    return modules[0] if len(modules) == 1 else Cascade(modules).to(target.device).eval().requires_grad_(False)
+
+
+def _of_gguf(file: Path, target: Target) -> list[TargetModule]:
+    """The MTP heads of a GGUF file, whose norms are stored as they are."""
+    block = {_BLOCK + name: tuple(each.shape) for name, each in TargetBlock(target).layer.state_dict().items()}
+    read = read_heads(file, target, {name.removeprefix(_BLOCK): shape for name, shape in block.items()})
+    zero_first = target.config.model_type in _ZERO_FIRST
+    modules = []
+    for number, tensors in enumerate(read):
+        named = {_BLOCK + name if _BLOCK + name in block else name: tensor for name, tensor in tensors.items()}
+        modules.append(_built(named, f"MTP head {number} of {file}", zero_first, target))
+    return modules
+
+
+def _of_folder(path: Path, target: Target) -> list[TargetModule]:
+    """The modules in the safetensors files of a folder."""
     headers = read_headers(path)
     found = find_modules(headers.tensors, target.num_layers)
     if found is None:
@@ -269,8 +292,7 @@ def load(path: Path, target: Target) -> DraftNetwork:
             f"{path} has no MTP modules (of the layouts of {', '.join(layout.family for layout in LAYOUTS)}): give a "
             f"drafter with --draft-model, or a --method that needs none, such as {', '.join(WITHOUT_FILES)}"
         )
-    modules = [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
-    return modules[0] if len(modules) == 1 else Cascade(modules).to(target.device).eval().requires_grad_(False)
+    return [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
 
 
 def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: Target) -> TargetModule:
@@ -280,20 +302,26 @@ def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: T
     check_numbers(tensors, str(path))
     _drop_copies(tensors, headers)
     _restore(tensors, layout, layout.norms_from_one and _adds_one(target.layers[-1]))
+    return _built(tensors, f"the MTP module {prefix}* of {path}", layout.zero_first, target)
+
+
+def _built(tensors: dict[str, Tensor], where: str, zero_first: bool, target: Target) -> TargetModule:
+    """The module with these tensors, by native names; `where` they are from, for messages."""
+    check_numbers(tensors, where)
     config = MtpModuleConfig(
         hidden_size=target.hidden_size, target_hidden_size=target.hidden_size, vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size, rms_norm_eps=_epsilon(target.config),
         embedding="own" if EMBEDDING in tensors else "shared", head="own" if HEAD in tensors else "shared",
-        zero_first=layout.zero_first, default_tree="chain:3",
+        zero_first=zero_first, default_tree="chain:3",
     )  # fmt: skip
     with torch.device("meta"):
         network = TargetModule(config, target)
     expected = {name: shape for name, shape in shapes_of(network).items() if name not in VOCABULARY_MAP}
     _join_experts(tensors, expected)
-    infos = {name: TensorInfo(tuple(tensor.shape), str(tensor.dtype), path) for name, tensor in tensors.items()}
-    check_tensors(infos, expected, f"the MTP module {prefix}* of {path}")
+    infos = {name: TensorInfo(tuple(tensor.shape), str(tensor.dtype), Path(where)) for name, tensor in tensors.items()}
+    check_tensors(infos, expected, where)
     for name, tensor in tensors.items():
-        tensors[name] = tensor.to(torch.float32 if name.endswith(_KEPT_IN_FLOAT32) else target.dtype)
+        tensors[name] = tensor.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else target.dtype)
     every = torch.arange(target.vocab_size)
     tensors |= {"d2t": torch.zeros_like(every), "t2d": torch.ones_like(every, dtype=torch.bool)}
     network.fill(tensors, target)
