@@ -29,6 +29,7 @@ from .. import tiny
 NAMES = [*tiny.RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_RECURRENT)]
 LENGTHS = (13, 1, 20, 5, 9)  # uneven, a one-token prompt, more than there are slots
 TOKENS = 14
+SHAPES = [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)]
 
 
 def requests(temperature: float) -> list[Request]:
@@ -76,12 +77,10 @@ def test_native_decoding_is_what_transformers_generates(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "temperature"),
-    tiny.every_other(
-        [*tiny.RECURRENT, *tiny.SELDOM_RECURRENT],
-        [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)],
-        [0.0, 0.8],
-        seldom=tiny.SELDOM_RECURRENT,
-    ),
+    [
+        *tiny.sample([*tiny.RECURRENT], SHAPES, [0.0, 0.8]),
+        *tiny.every_other([*tiny.SELDOM_RECURRENT], SHAPES, [0.0, 0.8], seldom=tiny.SELDOM_RECURRENT),
+    ],
 )
 def test_speculation_is_plain_decoding(name: str, shape: tuple[str, int], temperature: float) -> None:
     tree, batch = shape
@@ -110,7 +109,7 @@ def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str)
     """Alone and in batches, natively where there are such passes: every token."""
     native = name in (*tiny.NATIVE_RECURRENT, *tiny.SELDOM_NATIVE_RECURRENT)
     assert (target_of(name, kind).native is not None) == native
-    for temperature, tree, batch in ROUNDS if native else ROUNDS[1:3]:  # modules are slow, and have a test of their own
+    for temperature, tree, batch in ROUNDS if native else ROUNDS[1:2]:  # modules are slow, and have a test of their own
         speculation = Speculation(oracle(name, temperature, kind), parse_tree(tree))
         done = Engine(target_of(name, kind), None, speculation, batch_size=batch).generate(requests(temperature))
         assert tokens(done) == plain(name, temperature, kind)
@@ -296,7 +295,7 @@ def test_drafters_of_every_kind(kind: str) -> None:
         assert tokens(done) == plain("qwen3_5", temperature, "float32")
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "bamba"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3_next", marks=pytest.mark.slow), "bamba"])
 def test_eagle3_reads_taps_of_attention_layers(name: str) -> None:
     target = tiny.target(name)
     taps = choose_taps(target.config)

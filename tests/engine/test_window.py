@@ -34,7 +34,7 @@ def drafter(pairs: int = 12, kind: str = "eagle3") -> NetworkDrafter:
 
 
 def requests(temperature: float, lengths: Sequence[int] = LENGTHS) -> list[Request]:
-    params = [SamplingParams(max_tokens=40, temperature=temperature, seed=seed) for seed in range(len(lengths))]
+    params = [SamplingParams(max_tokens=24, temperature=temperature, seed=seed) for seed in range(len(lengths))]
     return [Request(tuple(p), one) for p, one in zip(tiny.prompts(*lengths), params, strict=True)]
 
 
@@ -85,7 +85,7 @@ def test_preempted_sequences_draft_as_if_they_had_not_been() -> None:
 def test_a_reused_prefix_gives_the_same_drafts() -> None:
     """Of a whole chat, of its prompt, and of a part of the prompt whose window is long gone from the slot."""
     (prompt,) = tiny.prompts(180)
-    params = SamplingParams(max_tokens=30)
+    params = SamplingParams(max_tokens=16)
 
     def run(engine: Engine, ids: Sequence[int]) -> Completion:
         return engine.generate([Request(tuple(ids), params)])[0]

@@ -12,6 +12,8 @@ import torch
 import eyas
 from eyas.assets import named_target
 from eyas.bench.offline.certificate import own_modules
+from eyas.drafters.registry import WEIGHTLESS
+from eyas.engine import Engine, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
@@ -21,6 +23,7 @@ from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import PackedEmbedding, PackedLinear, weight_formats
 from eyas.targets.native.packed import GGML, product
+from eyas.tree import parse_tree
 
 from .. import gguf_models, tiny
 
@@ -69,11 +72,11 @@ def test_speculation_gives_the_tokens_of_plain_decoding(kind: str, file_of: Call
         eyas.Request(prompt, eyas.SamplingParams(max_tokens=20, temperature=t % 2, seed=t, ignore_eos=True))
         for t, prompt in enumerate(prompts)
     ]
+    assert weight_formats(target.model) == kind
     plain = None
-    for method, tree, batch in ((None, None, 1), (None, None, 4), ("ngram", "chain:4", 1), ("suffix", None, 16)):
-        engine = eyas.load(file_of(kind), method=method, tree=tree, batch_size=batch)
-        assert weight_formats(engine.target.model) == kind
-        tokens = [done.token_ids for done in engine.generate(requests)]
+    for method, tree, batch in ((None, None, 1), (None, None, 4), ("ngram", "chain:4", 1), ("suffix", "chain:6", 16)):
+        speculation = None if method is None else Speculation(WEIGHTLESS[method](target), parse_tree(str(tree)))
+        tokens = [done.token_ids for done in Engine(target, None, speculation, batch_size=batch).generate(requests)]
         plain = plain or tokens
         assert tokens == plain, (method, tree, batch)
     assert target.dtype == torch.bfloat16

@@ -369,10 +369,10 @@ def plain_at(temperature: float) -> list[list[int]]:
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
     target, requests, plain = tiny.target(), requests_at(temperature), plain_at(temperature)
     speculation = Speculation(drafter_of(build(name), TAPS), parse_tree(tree))
-    for batch, times in ((1, 1), (4, 2), (8, 1)):
+    for batch, times, count in ((1, 1, 2), (4, 2, 8), (8, 1, 8)):
         engine = Engine(target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
         for _ in range(times):  # the second time with prefixes from the cache
-            assert [done.token_ids for done in engine.generate(requests)] == plain
+            assert [done.token_ids for done in engine.generate(requests[:count])] == plain[:count]
             engine.check_invariants()
 
 

@@ -104,7 +104,7 @@ def test_the_tree_of_a_token_on_focus_and_round_by_round(server: FakeServer, ope
     ("said", "words", "kept"),
     [
         ("too long", "context holds 2048: shorten the prompt", 0),
-        ("busy", "try again in 7 s (the queue is full)", 0),
+        pytest.param("busy", "try again in 7 s (the queue is full)", 0, marks=pytest.mark.slow),  # as in a race
         ("lost", "connection was lost", 1),
         ("broken", "the engine stopped", 1),
     ],
@@ -236,7 +236,7 @@ def test_by_keyboard_alone(server: FakeServer, open_page: Any) -> None:
         expect(page.get_by_role("button", name=name)).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_a_phone_scrolls_only_down(server: FakeServer, open_page: Any, scheme: str) -> None:
     page = open_page(server.url, color_scheme=scheme, has_touch=True, **PHONE)
     name = page.locator("#model")
@@ -309,7 +309,7 @@ def test_the_race(open_page: Any) -> None:
 def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = "the machine was busy (load 9 on 2 cores)"
     monkeypatch.setattr(gauges, "busy", lambda _: warning)
-    fake = FakeServer(pause=0.1)  # its plain passes take four times as long: no draft can do that
+    fake = FakeServer(pause=0.04)  # its plain passes take four times as long: no draft can do that
     fake.gauges.stepped(engine_state(), None, None)
     with serving(fake.app) as url:
         page = open_page(url)

@@ -43,6 +43,8 @@ SIZES = tiny.fitting("llama")
 TYPES = (torch.float32, torch.bfloat16)
 SOME = tiny.sample(NATIVE, TYPES)
 """Every architecture in one type always: loading compares each layer, and passes, with the modules in any case."""
+THIRD = tiny.sample([(name, TYPES[at // 3 % 2]) for at, name in enumerate(NATIVE)])
+"""Every third: what loading has compared in any case, and what all have in common."""
 BOUNDARIES = (0, 1, 3, tiny.LAYERS, tiny.LAYERS + 1)
 
 
@@ -81,8 +83,9 @@ def native_drafter(kind: str, dtype: torch.dtype, **more: int) -> NetworkDrafter
     return drafter
 
 
-@pytest.mark.parametrize(("name", "dtype"), SOME)
-def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("of", THIRD, ids=str)
+def test_a_pass_computes_what_the_modules_do(folders: Path, of: tuple[str, torch.dtype]) -> None:
+    name, dtype = of
     target = native_target(folders, name, dtype)
     plain = load_target(folders / name, device="cpu", dtype=dtype, prepacked=False)
     prompts = tiny.prompts(19, 4)
@@ -207,13 +210,13 @@ def check_nodes(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "dtype"),
-    tiny.sample([*((name, "eagle3") for name in NATIVE), ("llama", "eagle1"), ("llama", "dspark")], TYPES),
+    "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle1", "dspark"))]
 )
+@pytest.mark.parametrize("of", THIRD, ids=str)
 def test_speculation_equals_plain_decoding_alone_and_in_batches(
-    folders: Path, pair: tuple[str, str], dtype: torch.dtype
+    folders: Path, of: tuple[str, torch.dtype], kind: str
 ) -> None:
-    name, kind = pair
+    name, dtype = of
     target = native_target(folders, name, dtype)
     prompts = tiny.prompts(*range(3, 19), seed=4)
     requests = [

@@ -47,15 +47,19 @@ def random_model(config: Any, scale: float, dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
-def tried(model: Any, broken: Callable[[NativeDecoder], None] = lambda _: None) -> Target:
-    """A model as a target whose native passes are kept if they stand the trial."""
+def tried(model: Any, broken: Callable[[NativeDecoder], None] | None = None) -> Target:
+    """A model as a target whose native passes are kept if they stand the trial.
+
+    One that is `broken` first runs padded passes instead, so that they needn't be tried, too.
+    """
     dtype = model.dtype
     prepack_linears(model, NativeLinear)
     replace_experts(model, NativeLinear, dtype)
     native = transformers_decoder(model)
     assert native is not None
-    broken(native)
-    return Target(model, native=native)
+    if broken is not None:
+        broken(native)
+    return Target(model, ragged=broken is None, native=native)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -89,9 +93,7 @@ def test_latent_attention_that_looks_at_positions_is_refused() -> None:
     assert tried(model).native is None
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(("experts", "scale", "dtype"), tiny.every_other([False, True], SCALES, TYPES))
 def test_layers_without_rope_are_found(experts: bool, scale: float, dtype: torch.dtype) -> None:
     more = {"sliding_window": 16, "sliding_window_pattern": 4, "layer_types": LAYERS}
     if experts:
@@ -170,25 +172,22 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("wrong", BROKEN)
+@pytest.mark.parametrize(("wrong", "scale", "dtype"), tiny.every_other([*BROKEN], SCALES, TYPES))
 def test_what_is_broken_in_a_layer_is_found(wrong: str, scale: float, dtype: torch.dtype) -> None:
     model = tiny.build_model("llama", scale=scale, head_dim=16).to(dtype)
     assert tried(model, BROKEN[wrong]).native is None
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("by", [-1, 0, 1])
+@pytest.mark.parametrize(("by", "scale", "dtype"), tiny.every_other([-1, 0, 1], SCALES, TYPES))
 def test_a_window_that_is_off_by_one_is_found(by: int, scale: float, dtype: torch.dtype) -> None:
     model = tiny.build_model("mistral", scale=scale, head_dim=16, sliding_window=100).to(dtype)
     assert (tried(model, of_other_window(by)).native is None) == bool(by)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2", "mixtral", "gptoss", "deepseek3", "neox", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "scale", "dtype"),
+    tiny.every_other(["llama", "gemma2", "olmo2", "mixtral", "gptoss", "deepseek3", "neox", "gpt2"], SCALES, TYPES),
+)
 def test_what_is_right_stays_native_at_any_scale(name: str, scale: float, dtype: torch.dtype) -> None:
     assert tried(tiny.build_model(name, scale=scale, **tiny.fitting(name)).to(dtype)).native is not None
 
@@ -261,6 +260,6 @@ def test_a_layer_with_other_factors_is_refused(field: str) -> None:
 def test_scans_that_limit_steps_are_taken_for_their_steps() -> None:
     """Nemotron-H's own single steps don't limit what its scans limit."""
     model = tiny.build_model("nemotron_h", **tiny.fitting_recurrent("nemotron_h"), time_step_min=0.1)
-    layers = tried(model).layers
-    assert tried(model).native is not None
-    assert {part.time_step_limit[0] for part in layers.modules() if hasattr(part, "time_step_limit")} == {0.1}
+    target = tried(model)
+    assert target.native is not None
+    assert {part.time_step_limit[0] for part in target.layers.modules() if hasattr(part, "time_step_limit")} == {0.1}
