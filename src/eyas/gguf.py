@@ -109,15 +109,22 @@ class Gguf:
             raise CheckpointError(f"{self.path}: the key {key} isn't an array")
         return value
 
-    def blocks(self, name: str, rows: Tensor) -> Tensor:
-        """The blocks [rows, B, bytes] uint8 of the given rows of a quantized tensor, as stored in the file.
+    def row_addresses(self, name: str) -> Tensor:
+        """[rows] int64: where in memory each row of a tensor begins, for as long as this file is open.
 
         In a stack of matrices, rows are numbered across all of them.
         """
         info = self.tensors[name]
-        size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
-        whole = np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(prod(info.shape[:-1]), -1, size)
-        return torch.from_numpy(whole[rows.numpy()])
+        rows = prod(info.shape[:-1])
+        begins: int = np.frombuffer(self._data, np.uint8).ctypes.data + info.offset
+        return begins + torch.arange(rows) * (info.size // rows)
+
+    def drop_pages(self, name: str) -> None:
+        """Return the memory of a tensor's pages, which are read from the file again if they are needed again."""
+        info, page = self.tensors[name], mmap.PAGESIZE
+        first, stop = -(-info.offset // page) * page, (info.offset + info.size) // page * page
+        if stop > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def load(self, name: str) -> Tensor:
         """Read one tensor; quantized blocks are dequantized to float32."""

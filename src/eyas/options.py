@@ -41,6 +41,8 @@ class TargetOptions:
     chat_template: str | Path | None = None
     """A Jinja file in place of the tokenizer's own template."""
     kv_cache_dtype: str = "auto"
+    keep_panels: bool = False
+    """Whether packed weights are kept on disk, laid out for this processor, for later loads to map."""
 
     def check(self) -> None:
         """Reject bad options before anything is loaded. Raises UsageError, MissingModelError and ModelError."""

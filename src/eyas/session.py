@@ -48,7 +48,7 @@ class Session:
             options = replace(options, dtype=dtype)
         target = load_target(
             options.model, dtype=options.dtype, device=options.device, attention=options.attention,
-            compiled=options.compiled, eager=options.eager, quantize=options.quantize,
+            compiled=options.compiled, eager=options.eager, quantize=options.quantize, keep_panels=options.keep_panels,
         )  # fmt: skip
         keep_codes(target, options.kv_cache_dtype)
         tokenizer = load_tokenizer(options.model, template)
@@ -112,6 +112,7 @@ def load(
     eager: bool = False,
     quantize: str | None = None,
     kv_cache_dtype: str = "auto",
+    keep_panels: bool = False,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     draft_window: str | int | None = None,
@@ -126,7 +127,9 @@ def load(
     `DrafterOptions` and `EngineOptions`, which describe them; docs/api.md has the details.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
-    target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype)
+    target = TargetOptions(
+        model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype, keep_panels
+    )
     drafter = None
     if draft_model is not None or method is not None:
         ignored = tuple(ignore_config_keys)

@@ -161,7 +161,7 @@ def _decoding(
     layout = drafter_layout(target, quantize)
     if layout is not None:
         keep_fingerprint(network)
-        with kept_panels(lambda: f"{layout.__name__} {weights_hash(network)}"):
+        with kept_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
         use_huge_pages()
     return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
@@ -26,7 +26,8 @@ from eyas.gguf import Gguf
 from eyas.gguf_config import ROPE_TENSORS, heads_of
 from eyas.targets.gguf_layouts import TensorLayout, layout_of
 from eyas.targets.native.experts import can_stay_packed
-from eyas.targets.native.packed import GGML, PIECE, PackedWeight, WeightBlocks, Weights
+from eyas.targets.native.packed import GGML, GROUP, PackedWeight, WeightFormat, Weights, panels_of_rows
+from eyas.targets.native.panel_files import laid_out
 
 
 def read_weights(
@@ -167,7 +168,7 @@ def _packed(
         kept = type(module) in (nn.Linear, nn.Embedding) if len(shape) == 2 else can_stay_packed(module)
         whole = order is not None and order.sort().values.equal(torch.arange(prod(shape[:-1])))
         if kept and whole and len(kinds) == 1 and order is not None:
-            found[key] = PackedWeight(kinds.pop(), partial(_pieces, opened, tensors, order))
+            found[key] = PackedWeight(kinds.pop(), partial(_panels, opened, tensors, order))
     for key in [key for key in found if not key.endswith(".weight")]:
         layer = key.rpartition(".")[0]
         if not {f"{layer}.gate_up_proj", f"{layer}.down_proj"} <= set(found):
@@ -196,18 +197,19 @@ def _order(opened: Gguf, tensors: Sequence[str], processor: Any, names: dict[str
     return torch.from_numpy(np.array(made.weights)).flatten().long()
 
 
-def _pieces(opened: Gguf, tensors: Sequence[str], order: Tensor) -> Iterator[WeightBlocks]:
-    """Yield the concatenated rows of some tensors in this `order`."""
-    stops = torch.tensor([prod(opened.tensors[name].shape[:-1]) for name in tensors]).cumsum(0)
-    for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
-        owners, raw = torch.bucketize(rows, stops, right=True), torch.empty(0, dtype=torch.uint8)
-        for owner in owners.unique().tolist():  # type: ignore[no-untyped-call]
-            mine = owners == owner
-            blocks = opened.blocks(tensors[owner], rows[mine] - (int(stops[owner - 1]) if owner else 0))
-            if len(raw) != len(rows):
-                raw = blocks.new_empty(len(rows), *blocks.shape[1:])
-            raw[mine] = blocks
-        yield GGML[opened.tensors[tensors[0]].type](raw)
+def _panels(opened: Gguf, tensors: Sequence[str], order: Tensor) -> tuple[WeightFormat, Tensor]:
+    """The panels of the concatenated rows of some tensors in this `order`; the file's pages are dropped afterwards."""
+    info = opened.tensors[tensors[0]]
+    kind = GGML[info.type]
+
+    def pack() -> tuple[WeightFormat, Tensor]:
+        addresses = torch.cat([opened.row_addresses(name) for name in tensors])[order]
+        panels = panels_of_rows(info.kind, kind, addresses, info.shape[-1] // GROUP)
+        for name in tensors:
+            opened.drop_pages(name)
+        return kind, panels
+
+    return laid_out(pack, len(order))
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:

@@ -76,6 +76,7 @@ def load_target(
     eager: bool = False,
     prepacked: bool | None = None,
     quantize: str | None = None,
+    keep_panels: bool = False,
 ) -> Target:
     """Load a decoder LM, with unpatched model code, in a `dtype` that `resolve_dtype` accepts.
 
@@ -88,7 +89,8 @@ def load_target(
     `prepacked` packs the weights of linears for the CPU's kernels; None does so where there are such kernels, unless
     the model is compiled: the compiler has its own layout and refuses these.
     `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
-    native kernels; inputs of products are rounded to 8 bits.
+    native kernels; inputs of products are rounded to 8 bits. `keep_panels` keeps weights in 4 and 8 bits in the user's
+    cache as the kernels read them, so that later loads map them instead of packing or quantizing them again.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -122,7 +124,8 @@ def load_target(
     packs = own_kernels and quantize is None and torch_device.type == "cpu" and kernels() is not None and sums_codes()
 
     def loaded_in(chosen: torch.dtype) -> Target:
-        with kept_panels(lambda: f"{identity(_files_of(name))} {chosen} {attention} {quantize} {packing} {packs}"):
+        how = f"{chosen} {attention} {quantize} {packing} {packs}"
+        with kept_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
             loaded = read_model(name, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
             native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
@@ -416,7 +419,7 @@ def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dty
         module = model.get_submodule(path)
         shape, bias = tuple(model.get_parameter(name).shape), getattr(module, "bias", None)
         tied = embedding.weight is head.weight and module is embedding
-        made = PackedLinear.of_blocks(weight.pieces(), weight.format, dtype, shape, bias, tied)
+        made = PackedLinear.of_panels(*weight.panels(), weight.format, dtype, shape, bias, tied)
         if made.stacked is not None:
             delattr(module, own)
             setattr(module, own, made)

@@ -28,7 +28,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from eyas.errors import ModelError
 from eyas.targets.native.experts import can_stay_packed
 from eyas.targets.native.library import PANEL
-from eyas.targets.native.packed import GROUP, PIECE, PackedWeight, WeightBlocks, WeightFormat, Weights
+from eyas.targets.native.packed import GROUP, PIECE, PackedWeight, WeightBlocks, WeightFormat, Weights, joint_panels
+from eyas.targets.native.panel_files import laid_out
 
 _LOG = logging.getLogger("eyas")
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -213,7 +214,13 @@ class _Packing:
 
     def _pack(self, key: str, names: Sequence[str]) -> None:
         weights = [self.left.pop(name) for name in names]
-        self.packed[key] = PackedWeight(f"{self._method} int{weights[0].bits}", partial(_pieces, weights))
+        self.packed[key] = PackedWeight(f"{self._method} int{weights[0].bits}", partial(_panels, weights))
+
+
+def _panels(weights: Sequence[CodedWeight]) -> tuple[WeightFormat, Tensor]:
+    """The panels of the concatenated outputs of some weights."""
+    out = sum(len(coded.scales) for coded in weights)
+    return laid_out(lambda: joint_panels(_pieces(weights), out), out)
 
 
 def _pieces(weights: Sequence[CodedWeight]) -> Iterator[WeightBlocks]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from eyas.targets import Target
 from eyas.targets.linears import prepack_linears
+from eyas.targets.native import layer_trials
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import replace_experts
@@ -156,7 +158,8 @@ def of_other_window(by: int) -> Callable[[NativeDecoder], None]:
 
 def without(norm: str) -> Callable[[NativeDecoder], None]:
     def break_it(native: NativeDecoder) -> None:
-        setattr(native._layers[3], norm, native._vector(torch.ones(tiny.HIDDEN)))
+        for layer in native._layers:
+            setattr(layer, norm, native._vector(torch.ones(tiny.HIDDEN)))
 
     return break_it
 
@@ -203,6 +206,35 @@ def test_a_soft_cap_far_above_the_scores_changes_nothing() -> None:
         native._struct.softcap = cap
         made.append(native.run(target.allocate(1, 16), Staged(range(1), 16, None, [0], None), tokens).states)
     assert (made[0] - made[1]).abs().max() <= 8 * torch.finfo(torch.float32).eps * made[1].abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("llama", [[0, 1, 2, 3]]),
+        ("gemma2", [[0, 2], [1, 3]]),
+        ("smollm3", [[0, 1, 3], [2]]),  # one without RoPE
+        ("glm4moe", [[0], [1, 2, 3]]),  # the first one has no experts
+        ("qwen2moe", [[0, 2, 3], [1]]),
+    ],
+)
+def test_one_layer_of_each_kind_is_tried(name: str, groups: list[list[int]]) -> None:
+    with patch.object(layer_trials, "_layer_refusal", wraps=layer_trials._layer_refusal) as refusals:
+        assert tried(tiny.build_model(name, **tiny.fitting(name))).native is not None
+    assert [call.args[2] for call in refusals.call_args_list] == [group[0] for group in groups for _ in range(2)]
+
+
+@pytest.mark.parametrize("attribute", ["scaling", "forward"])
+def test_a_layer_that_differs_in_anything_is_tried_itself(attribute: str) -> None:
+    model = tiny.build_model("llama", head_dim=16)
+    attention = model.model.layers[2].self_attn
+    changed = 2.0 * attention.scaling if attribute == "scaling" else partial(_doubled, attention.forward)
+    assert tried(model, lambda _: setattr(attention, attribute, changed)).native is None
+
+
+def _doubled(forward: Any, **given: Any) -> Any:
+    out, *rest = forward(**given)
+    return (2.0 * out, *rest)
 
 
 def test_a_layer_that_was_taken_for_one_without_rope_gets_it_back() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eyas.targets.native import linears
-from eyas.targets.native.library import kernels
+from eyas.targets.native.library import PANEL, kernels
 from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 from eyas.targets.native.packed import (
     GGML,
@@ -24,6 +24,7 @@ from eyas.targets.native.packed import (
     WeightFormat,
     nearest4,
     nearest8,
+    panels_of_rows,
     product,
     random_blocks,
 )
@@ -167,11 +168,14 @@ def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
     values = np.random.default_rng(0).normal(size=(20, 512)).astype(np.float32)
     raw = gguf_models.blocks_of(values, name)
     size = gguf.GGML_QUANT_SIZES[type_][1]
-    blocks = GGML[name](torch.from_numpy(raw).view(20, -1, size))
-    expected = torch.from_numpy(gguf.dequantize(raw, type_))
-    assert torch.equal(blocks.floats(512), expected)
-    order = torch.randperm(20)
-    assert torch.equal(blocks.rows(order).floats(512), expected[order])
+    expected, blocks = torch.from_numpy(gguf.dequantize(raw, type_)), 512 // GROUP
+    for order in (torch.arange(20), torch.randperm(20), torch.tensor([7])):
+        addresses = raw.ctypes.data + order * (512 // gguf.GGML_QUANT_SIZES[type_][0] * size)
+        panels = panels_of_rows(type_, GGML[name], addresses, blocks)
+        assert panels.shape == (-(-len(order) // PANEL), GGML[name].panel_bytes(blocks))
+        made = WeightBlocks.of_panels(GGML[name], panels, len(order), 512)
+        assert torch.equal(made.floats(512), expected[order])
+        assert torch.equal(made.panels(), panels)  # rows beyond the last one are zeros
 
 
 def test_the_sums_of_this_processor_are_tried(

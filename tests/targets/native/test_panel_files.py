@@ -45,13 +45,13 @@ def panels(tmp_path: Path) -> Path:
 def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Outputs of the weights that are laid out, not mapped."""
     made: list[int] = []
-    whole = panel_files.joint_panels
+    write = panel_files._WrittenPanels._write
 
-    def counted(pieces: Any, out: int) -> Any:
+    def counted(self: Any, kind: Any, out: int, panels: Any) -> None:
         made.append(out)
-        return whole(pieces, out)
+        write(self, kind, out, panels)
 
-    monkeypatch.setattr(panel_files, "joint_panels", counted)
+    monkeypatch.setattr(panel_files._WrittenPanels, "_write", counted)
     return made
 
 
@@ -73,10 +73,10 @@ def test_the_second_load_maps_what_the_first_one_wrote(
     source: str, tmp_path: Path, panels: Path, laid_out: list[int]
 ) -> None:
     path = model_of(source, tmp_path)
-    first = load_target(path, device="cpu", **SOURCES[source])
+    first = load_target(path, keep_panels=True, device="cpu", **SOURCES[source])
     count = len(laid_out)
     assert count >= len(weights_of(first)) > 0
-    second = load_target(path, device="cpu", **SOURCES[source])
+    second = load_target(path, keep_panels=True, device="cpu", **SOURCES[source])
     assert len(laid_out) == count
     assert weight_formats(first.model) == weight_formats(second.model)
     for one, other in zip(weights_of(first), weights_of(second), strict=True):
@@ -107,12 +107,12 @@ def test_a_damaged_file_is_named_and_made_anew(
     damage: Callable[[Path], None], tmp_path: Path, panels: Path, laid_out: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = model_of("Q4_1", tmp_path)
-    expected = weights_of(load_target(path, dtype="auto", device="cpu"))
+    expected = weights_of(load_target(path, keep_panels=True, dtype="auto", device="cpu"))
     (file,) = panels.iterdir()
     whole = file.read_bytes()
     damage(file)
     laid_out.clear()
-    found = weights_of(load_target(path, dtype="auto", device="cpu"))
+    found = weights_of(load_target(path, keep_panels=True, dtype="auto", device="cpu"))
     assert laid_out
     assert str(file) in caplog.text
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
@@ -125,7 +125,7 @@ def test_what_was_made_of_something_else_is_not_used(
 ) -> None:
     path = model_of("int4" if change == "format" else "Q4_1", tmp_path)
     options: dict[str, Any] = SOURCES["int4"] if change == "format" else {"dtype": "auto"}
-    load_target(path, device="cpu", **options)
+    load_target(path, keep_panels=True, device="cpu", **options)
     if change == "file":  # another value somewhere in the middle; the same size and time
         stat = path.stat()
         data = bytearray(path.read_bytes())
@@ -138,7 +138,7 @@ def test_what_was_made_of_something_else_is_not_used(
         monkeypatch.setattr(panel_files, "code", lambda: "another")
     else:
         options = {"quantize": "int8"}
-    load_target(path, device="cpu", **options)
+    load_target(path, keep_panels=True, device="cpu", **options)
     assert len(list(panels.iterdir())) == 2
 
 
@@ -157,16 +157,22 @@ def test_without_room_or_on_request_nothing_is_written(
 ) -> None:
     path = model_of("Q4_1", tmp_path)
     monkeypatch.setattr(panel_files, "MOST", 1000)
-    expected = weights_of(load_target(path, dtype="auto", device="cpu"))
+    expected = weights_of(load_target(path, keep_panels=True, dtype="auto", device="cpu"))
     monkeypatch.setattr(panel_files, "MOST", 1 << 30)
     monkeypatch.setenv("EYAS_KEEP", "0")
-    load_target(path, dtype="auto", device="cpu")
+    load_target(path, keep_panels=True, dtype="auto", device="cpu")
     assert not list(panels.iterdir())
     monkeypatch.setenv("EYAS_KEEP", "1")
     panels.rmdir()
     panels.write_text("not a folder", encoding="utf-8")
-    found = weights_of(load_target(path, dtype="auto", device="cpu"))
+    found = weights_of(load_target(path, keep_panels=True, dtype="auto", device="cpu"))
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_unless_asked_for_nothing_is_kept(source: str, tmp_path: Path, panels: Path) -> None:
+    load_target(model_of(source, tmp_path), device="cpu", **SOURCES[source])
+    assert not panels.exists()
 
 
 def test_a_load_that_fails_leaves_no_file(tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +181,7 @@ def test_a_load_that_fails_leaves_no_file(tmp_path: Path, panels: Path, monkeypa
 
     monkeypatch.setattr("eyas.targets.loading.finish_dequantized", fail)
     with pytest.raises(ModelError, match="broken"):
-        load_target(model_of("Q4_1", tmp_path), dtype="auto", device="cpu")
+        load_target(model_of("Q4_1", tmp_path), keep_panels=True, dtype="auto", device="cpu")
     assert not list(panels.iterdir())
 
 
@@ -219,7 +225,7 @@ def test_a_first_load_says_what_it_writes_and_a_later_one_nothing(
     path = tmp_path / "model.gguf"
     gguf_models.write_llama(path, "Q4_1")
     with caplog.at_level(logging.INFO, "eyas.loading"):
-        load_target(path, dtype="auto")
+        load_target(path, keep_panels=True, dtype="auto")
     said = [record.getMessage() for record in caplog.records if record.name == "eyas.loading"]
     (file,) = panels.glob("*.panels")
     assert said[0].startswith(f"reading the config and tokenizer of {path}")
@@ -229,5 +235,5 @@ def test_a_first_load_says_what_it_writes_and_a_later_one_nothing(
     )
     caplog.clear()
     with caplog.at_level(logging.INFO, "eyas.loading"):
-        load_target(path, dtype="auto")
+        load_target(path, keep_panels=True, dtype="auto")
     assert not [record for record in caplog.records if record.name == "eyas.loading"]

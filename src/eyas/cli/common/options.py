@@ -110,12 +110,16 @@ class RuntimeOptions:
     kv_cache_dtype: Annotated[
         Literal["auto", "int8"], Option(help="int8: a KV cache in 8 bits, on a CPU; auto: in the model's dtype.")
     ] = "auto"
+    keep_panels: Annotated[
+        bool,
+        Option("--keep-panels", help="Keep 4-bit and 8-bit weights in the cache as laid out here, for later starts."),
+    ] = False
 
     def of(self, model: str) -> options.TargetOptions:
         """The options of the target `model`."""
         return options.TargetOptions(
             model, self.dtype, self.device, self.attention, self.compile, self.enforce_eager, self.quantize,
-            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_dtype=self.kv_cache_dtype, keep_panels=self.keep_panels,
         )  # fmt: skip
 
 

@@ -8,15 +8,19 @@ the context. How far the two may differ is the rule of `targets/roundings.py`.
 
 Then the decoder runs as usual, in its own dtype, and each module runs on the states that the decoder gave that layer.
 
+One layer of each kind is tried. Layers are of a kind if nothing but weights and a number tells their modules, their
+arguments and their native structs apart; whatever isn't understood tells them apart.
+
 Shapes: T tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import Structure, _Pointer
+from ctypes import Array, Structure, _Pointer, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -74,6 +78,12 @@ class LayerCall:
         out = layer(*args, **(kwargs | changes))
         made: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
         return made
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """Which objects the model passed beside the states: equal for layers that are called alike."""
+        rest = self.args[1:] if self.args else [self.kwargs[name] for name in self.kwargs if name != "hidden_states"]
+        return tuple(map(id, rest))
 
     @property
     def states(self) -> Tensor:
@@ -193,14 +203,72 @@ def _refusal(target: Passes, native: NativeDecoder) -> str | None:
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
     cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}
     kinds = attention_plan(target.config).of_layers(target.config)
-    passes = [(at, _run_modules(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
-    for index, layer in enumerate(target.layers):
-        module = _widened(layer)
+    passes = [(at, _calls(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
+    alike = _alike(target.layers, native, passes[0][1])
+    for index, *others in alike:
+        module = _widened(target.layers[index])
         for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
             why = _layer_refusal(target, native, index, module, at, sizes, calls[index], cuts.get(kinds[index], 0))
             if why is not None:
                 return f"layer {index} {why}"
-    return _own_dtype_refusal(target, native)
+        for other in others:
+            native._layers[other].rope = native._layers[index].rope
+    return _own_dtype_refusal(target, native, [group[0] for group in alike])
+
+
+def _alike(layers: nn.ModuleList, native: NativeDecoder, calls: Sequence[LayerCall]) -> list[list[int]]:
+    """The indices of layers, in groups of a kind."""
+    groups = defaultdict[Any, list[int]](list)
+    for index, (layer, call) in enumerate(zip(layers, calls, strict=True)):
+        groups[_kind_of(layer), _numbers_in(native._layers[index]), call.shared].append(index)
+    return list(groups.values())
+
+
+def _kind_of(layer: nn.Module) -> tuple[Any, ...]:
+    """What a layer's modules are and hold, apart from the values of their tensors and the layer's number."""
+    kind: list[Any] = []
+    for name, part in layer.named_modules():
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        own = [
+            (key, _told_apart_by(value))
+            for key, value in sorted(vars(part).items())
+            if key not in ("layer_idx", "_parameters", "_buffers", "_modules")
+        ]
+        kind.append((name, type(part), tuple((key, one.shape, one.dtype) for key, one in tensors), tuple(own)))
+    return tuple(kind)
+
+
+def _told_apart_by(value: Any) -> Any:
+    """What tells a value from others: itself if it is plain, its shape if it holds weights, otherwise which it is."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, tuple | list):
+        return tuple(map(_told_apart_by, value))
+    if isinstance(value, set):
+        return frozenset(map(_told_apart_by, value))
+    if isinstance(value, dict):
+        return tuple((key, _told_apart_by(value[key])) for key in value)
+    if isinstance(value, Array):
+        return tuple(map(_numbers_in, value))
+    if isinstance(value, partial):
+        return id(value.func), _told_apart_by(value.args), _told_apart_by(value.keywords)
+    return id(value)
+
+
+def _numbers_in(struct: Structure) -> tuple[Any, ...]:
+    """The numbers of a struct and of those inside it, and which of its pointers are null."""
+    found: list[Any] = []
+    for name, kind, *_ in struct._fields_:
+        value = getattr(struct, name)
+        if isinstance(value, Structure):
+            found.append(_numbers_in(value))
+        elif isinstance(value, _Pointer) or kind is c_void_p:
+            found.append(bool(value))
+        elif name != "states":  # where the layer's own states begin
+            found.append(value)
+    return tuple(found)
 
 
 def probed_positions(config: Any, limit: int | None) -> Tensor:
@@ -225,44 +293,41 @@ def _numbers(value: Any) -> Iterator[int]:
         yield int(value)
 
 
-def _run_modules(
+def _calls(
     target: Passes, positions: Tensor, windows: Mapping[str, int | None], last: Tensor | None = None
 ) -> tuple[list[LayerCall], Tensor]:
     """How the model calls each layer for tokens at `positions` [T] with a causal mask, and the final states [T, H].
 
-    `windows` count tokens of the pass. Given states `last` [T, H], they replace the last layer's output, and the result
-    has the logits [T, V] that the model computes from them instead of final states.
+    `windows` count tokens of the pass. Only the first layer computes: the others return the states that they are given,
+    which no trial uses. Given states `last` [T, H], they replace the last layer's output, and the result has the logits
+    [T, V] that the model computes from them instead of final states.
     """
-    count, calls, hooks = len(positions), dict[int, LayerCall](), list[Any]()
+    count, calls, form = len(positions), list[LayerCall](), list[Any]()
     steps = torch.arange(count, device=target.device)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0)
     mask = target.masks(torch.zeros_like(steps[:1]), 0, seen, steps.unsqueeze(0), windows=windows)
 
-    def keep(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls[index] = LayerCall(args, kwargs)
+    def instead(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        calls.append(LayerCall(args, kwargs))
+        if len(calls) == 1:
+            form.append(own(*args, **kwargs))
+        states = last if last is not None and len(calls) == target.num_layers else calls[-1].states
+        return (states.unsqueeze(0), *form[0][1:]) if isinstance(form[0], tuple) else states.unsqueeze(0)
 
-    def replace(_layer: Any, _args: Any, out: Any) -> Any:
-        assert last is not None
-        return (last.unsqueeze(0), *out[1:]) if isinstance(out, tuple) else last.unsqueeze(0)
-
+    replaced = [(vars(layer), vars(layer).get("forward")) for layer in target.layers]
     try:
-        for index, layer in enumerate(target.layers):
-            hook = partial(_catch, partial(keep, index))
-            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-        if last is not None:
-            hooks.append(target.layers[-1].register_forward_hook(replace))
+        for layer in target.layers:
+            vars(layer)["forward"] = partial(instead, layer.forward)
         runner = target.model.base_model if last is None else target.model
         out = runner(
             input_ids=_tokens(target, count), attention_mask=mask, position_ids=positions.unsqueeze(0), use_cache=False
         )[0]
     finally:
-        for each in hooks:
-            each.remove()
-    return [calls[index] for index in range(target.num_layers)], out[0]
-
-
-def _catch(keep: Callable[[Any, Any], None], _layer: Any, args: Any, kwargs: Any) -> None:
-    keep(args, kwargs)
+        for attributes, own in replaced:
+            del attributes["forward"]
+            if own is not None:
+                attributes["forward"] = own
+    return calls, out[0]
 
 
 def _tokens(target: Passes, count: int) -> Tensor:
@@ -339,8 +404,8 @@ def _widened(layer: nn.Module) -> nn.Module:
     return made
 
 
-def _own_dtype_refusal(target: Passes, native: NativeDecoder) -> str | None:
-    """How a pass of the decoder differs from the modules, each run on the states of the pass; None if it doesn't."""
+def _own_dtype_refusal(target: Passes, native: NativeDecoder, tried: Sequence[int]) -> str | None:
+    """How a pass of the decoder differs from the layers `tried`, each run on the states of the pass, or None."""
     count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
     cache, tokens = _one_slot(native, target.kv_shapes, target.dtype, count), _tokens(target, count)
     staged = Staged(range(1), count, None, [0], None)
@@ -349,7 +414,7 @@ def _own_dtype_refusal(target: Passes, native: NativeDecoder) -> str | None:
     calls = list[LayerCall]()
 
     def logits() -> Tensor:
-        calls[:], made = _run_modules(target, torch.arange(count), target.plan.windows, states[-1])
+        calls[:], made = _calls(target, torch.arange(count), target.plan.windows, states[-1])
         return made.float()
 
     head = RoundingTrial(target.model.get_output_embeddings(), target.dtype, logits)
@@ -357,7 +422,8 @@ def _own_dtype_refusal(target: Passes, native: NativeDecoder) -> str | None:
     if not gap <= 4 * torch.finfo(target.dtype).eps * scale:
         return f"the embedding differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
     trials = {"the head": (head, target.finish(done.logits))}
-    for index, (layer, call) in enumerate(zip(target.layers, calls, strict=True)):
+    for index in tried:
+        layer, call = target.layers[index], calls[index]
         trial = RoundingTrial(layer, target.dtype, partial(_widely, call, layer, states[index]))
         trials[f"layer {index}"] = trial, states[index + 1]
     for name, (trial, found) in trials.items():

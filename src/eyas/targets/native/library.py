@@ -166,6 +166,9 @@ class Kernels:
         self.vnni = bool(_function(library.eyas_vnni, (), c_int64)())
         """Whether they multiply codes with VNNI, not in two steps."""
         self._pack = _function(library.eyas_pack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
+        self._pack_blocks = _function(
+            library.eyas_pack_blocks, (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64), c_int64
+        )
         self._unpack = _function(library.eyas_unpack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self.rows = _function(library.eyas_rows, (c_void_p, *(c_int64,) * 2, c_void_p, c_int64, c_void_p, c_int64))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
@@ -201,6 +204,14 @@ class Kernels:
         prepacked = mapped_zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
         self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr(), torch.get_num_threads())
         return prepacked
+
+    def pack_blocks(self, ggml_type: int, addresses: Tensor, blocks: int, panels: Tensor) -> None:
+        """Read rows of `blocks` blocks of 32 inputs in a GGML type, at these `addresses` [out], into `panels`."""
+        given = addresses.contiguous()
+        known = self._pack_blocks(
+            ggml_type, given.data_ptr(), len(given), blocks, panels.data_ptr(), torch.get_num_threads()
+        )
+        assert known, ggml_type
 
     def unpack(self, prepacked: Tensor, out: int) -> Tensor:
         """Convert a prepacked weight back to [out, in]."""

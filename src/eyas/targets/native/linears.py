@@ -27,6 +27,7 @@ from eyas.targets.native.packed import (
     PIECE,
     WeightBlocks,
     WeightFormat,
+    joint_panels,
     nearest4,
     nearest8,
     product,
@@ -298,9 +299,17 @@ class PackedLinear(NativeLinear):
     @classmethod
     def of_blocks(
         cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, ...],
+        bias: Tensor | None = None,
+    ) -> PackedLinear:  # fmt: skip
+        """As `of_panels`, of a weight that comes in `pieces` (`joint_panels`)."""
+        return cls.of_panels(*joint_panels(pieces, prod(shape[:-1])), name, dtype, shape, bias)
+
+    @classmethod
+    def of_panels(
+        cls, kind: WeightFormat, panels: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...],
         bias: Tensor | None = None, tied: bool = False,
     ) -> PackedLinear:  # fmt: skip
-        """Make a layer in `dtype` of a weight that comes in `pieces` (`joint_panels`), in the format called `name`.
+        """Make a layer in `dtype` of a weight in panels [P, bytes of 16 outputs], in the format called `name`.
 
         Its `shape` is [out, in], or [E, out, in] for a stack of weights.
         """
@@ -311,7 +320,7 @@ class PackedLinear(NativeLinear):
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
         made.name, made._tied = name, tied
-        made._kind, made._prepacked = laid_out(pieces, made.out_features)
+        made._kind, made._prepacked = kind, panels
         first = made.blocks(-(-SAMPLED // made.in_features)).floats(made.in_features)
         made._first = first.to(dtype).flatten()[:SAMPLED]
         return made
@@ -372,7 +381,7 @@ class Int8Linear(PackedLinear):
     def _pack(self, weight: Tensor) -> Tensor:
         self._widen_bias()
         pieces = (self._nearest(weight[first : first + PIECE]) for first in range(0, len(weight), PIECE))
-        self._kind, panels = laid_out(pieces, len(weight))
+        self._kind, panels = laid_out(partial(joint_panels, pieces, len(weight)), len(weight))
         return panels
 
 

@@ -10,7 +10,7 @@ Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from eyas.runtime import mapped_zeros
 from eyas.targets.native.abi import constant
-from eyas.targets.native.library import PANEL
+from eyas.targets.native.library import PANEL, kernels
 
 GROUP, SUPER = constant("GROUP"), constant("SUPER")
 """Inputs of a block, and blocks of a super-block."""
@@ -63,6 +63,16 @@ class WeightFormat(IntEnum):
             return (torch.float16, torch.uint8)
         own = torch.int8 if self is WeightFormat.HALVES8 else torch.uint8
         return (own, own) if self >= WeightFormat.SUPER8 else (torch.float16,) * (1 + self.has_least)
+
+    @property
+    def factors(self) -> int:
+        """The number of float16 factors that the blocks of a super-block share; 0 = there are no super-blocks."""
+        return 0 if self < WeightFormat.SUPER8 else 1 + self.has_least
+
+    def panel_bytes(self, blocks: int) -> int:
+        """Bytes of a panel whose rows have `blocks` blocks."""
+        block = PANEL * sum(dtype.itemsize for dtype in self.numbers) + GROUP * PANEL * self.bits // 8
+        return -(-blocks // SUPER) * 2 * PANEL * self.factors + blocks * block
 
 
 @dataclass(frozen=True)
@@ -134,8 +144,8 @@ class WeightBlocks:
             return wide.permute(0, 3, 1, 2).flatten(0, 1)[:out].contiguous()
 
         shared = None
-        if kind >= WeightFormat.SUPER8:
-            size = 2 * PANEL * (2 if kind.has_least else 1)
+        if kind.factors:
+            size = 2 * PANEL * kind.factors
             supers = -(-blocks // SUPER)
             shared = numbers(_parted(panels[:, : supers * size], 1, supers, size), torch.float16)
             panels = panels[:, supers * size :]
@@ -156,8 +166,8 @@ class PackedWeight(NamedTuple):
 
     format: str
     """Name of the format, such as `Q4_1` or `awq int4`."""
-    pieces: Callable[[], Iterator[WeightBlocks]]
-    """Reads the pieces that `joint_panels` takes."""
+    panels: Callable[[], tuple[WeightFormat, Tensor]]
+    """Reads it into panels [P, bytes of 16 outputs]."""
 
 
 class Weights(NamedTuple):
@@ -181,6 +191,18 @@ def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat
         made[first : first + len(panels)] = panels
         first += len(panels)
     return kind, made
+
+
+def panels_of_rows(ggml_type: int, kind: WeightFormat, addresses: Tensor, blocks: int) -> Tensor:
+    """The panels of a weight of the `kind` that holds a GGML type, read from where its rows lie in memory.
+
+    `addresses` [out] int64: where each output's row of `blocks` blocks of 32 inputs begins.
+    """
+    library = kernels()
+    assert library is not None  # without kernels nothing stays packed
+    made = mapped_zeros((-(-len(addresses) // PANEL), kind.panel_bytes(blocks)), torch.uint8, addresses.device)
+    library.pack_blocks(ggml_type, addresses, blocks, made)
+    return made
 
 
 def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> WeightBlocks:
@@ -236,129 +258,13 @@ def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
     return x.reshape(*x.shape[:dimension], *sizes, *x.shape[dimension + 1 :])
 
 
-def _halves(raw: Tensor, at: int) -> Tensor:
-    """The float16 numbers [out, B] at byte `at` of blocks [out, B, bytes]."""
-    return raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(2)
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """[out, B, 32] the 4-bit codes in 16 bytes per block: the lower halves belong to the first 16 inputs."""
-    return torch.cat((raw & 15, raw >> 4), dim=2)
-
-
-def _fifth_bits(raw: Tensor) -> Tensor:
-    """[out, B, 32] the bits of four bytes per block, as codes of 0 or 16."""
-    return (raw.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(2) << 4
-
-
-def _q8_0(raw: Tensor) -> WeightBlocks:
-    return WeightBlocks(WeightFormat.SIGNED8, raw[..., 2:] ^ 128, _halves(raw, 0))
-
-
-def _q4_0(raw: Tensor) -> WeightBlocks:
-    return WeightBlocks(WeightFormat.SIGNED4, _nibbles(raw[..., 2:]), _halves(raw, 0))
-
-
-def _q4_1(raw: Tensor) -> WeightBlocks:
-    return WeightBlocks(WeightFormat.LEAST4, _nibbles(raw[..., 4:]), _halves(raw, 0), _halves(raw, 2))
-
-
-def _q5_0(raw: Tensor) -> WeightBlocks:
-    codes = _nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6])
-    return WeightBlocks(WeightFormat.SIGNED8, codes + (WeightFormat.SIGNED8.zero - 16), _halves(raw, 0))
-
-
-def _q5_1(raw: Tensor) -> WeightBlocks:
-    codes = _nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8])
-    return WeightBlocks(WeightFormat.LEAST8, codes, _halves(raw, 0), _halves(raw, 2))
-
-
-def _six_bits(raw: Tensor) -> Tensor:
-    """[out, S, 16] eight scales and eight least weights: 16 numbers of 6 bits in 12 bytes."""
-    first, second, third = raw.tensor_split(3, dim=2)
-    low = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
-    high = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
-    return torch.cat((low, high), dim=2)
-
-
-def _q4_k(raw: Tensor) -> WeightBlocks:
-    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
-    codes = _parted(raw[..., 16:144], 2, 4, 32)
-    return WeightBlocks(
-        WeightFormat.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
-    )
-
-
-def _q5_k(raw: Tensor) -> WeightBlocks:
-    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
-    fifth = raw[..., 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
-    codes = _parted(raw[..., 48:176], 2, 4, 32)
-    codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3) | fifth << 4
-    return WeightBlocks(WeightFormat.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
-
-
-def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales and least weights [out, B], and their two factors; GGML subtracts least weights, so theirs is negated."""
-    factors = raw[..., :4].contiguous().view(torch.float16)  # [out, S, 2]
-    scales, least = (part.flatten(1) for part in numbers.tensor_split(2, dim=2))
-    return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
-
-
-def _q6_k(raw: Tensor) -> WeightBlocks:
-    out = len(raw)
-    low = _parted(raw[..., :128], 2, 2, 1, 64) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
-    high = _parted(raw[..., 128:192], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
-    codes = low.reshape(out, -1, 8, 32) | high.reshape(out, -1, 8, 32) << 4
-    scales = raw[..., 192:208].contiguous().view(torch.int8).view(out, -1, 2)
-    codes = (codes + (WeightFormat.HALVES8.zero - 32)).view(out, -1, GROUP)
-    return WeightBlocks(WeightFormat.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
-
-
-def _q3_k(raw: Tensor) -> WeightBlocks:
-    """Codes of three bits, the third inverted, and scales of six bits for 16 inputs each."""
-    out = len(raw)
-    low = _parted(raw[..., 32:96], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
-    third = raw[..., :32].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
-    codes = low.flatten(2, 3) + (third << 2) + (WeightFormat.HALVES8.zero - 4)  # bytes wrap around
-    four = _parted(raw[..., 96:104], 2, 1, 8) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
-    two = _parted(raw[..., 104:108], 2, 1, 4) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
-    scales = (four.flatten(2) | two.flatten(2) << 4).to(torch.int8) - 32  # [out, S, 16]
-    factors = raw[..., 108:110].contiguous().view(torch.float16)
-    return WeightBlocks(WeightFormat.HALVES8, codes.view(out, -1, GROUP), scales.view(out, -1, 2), None, factors)
-
-
-_NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int16)
-"""What the 4-bit codes of IQ4_NL and IQ4_XS stand for (`kvalues_iq4nl` of llama.cpp)."""
-
-
-def _nonlinear(codes: Tensor, kind: WeightFormat) -> Tensor:
-    """The codes in bytes that stand for the same weights."""
-    return (_NONLINEAR + kind.zero).to(torch.uint8)[codes.long()]
-
-
-def _iq4_nl(raw: Tensor) -> WeightBlocks:
-    codes = _nonlinear(_nibbles(raw[..., 2:]), WeightFormat.SIGNED8)
-    return WeightBlocks(WeightFormat.SIGNED8, codes, _halves(raw, 0))
-
-
-def _iq4_xs(raw: Tensor) -> WeightBlocks:
-    """Blocks of 32 as in IQ4_NL, with scales of six bits: four in one place, two in another."""
-    out = len(raw)
-    four = (raw[..., 4:8].unsqueeze(3) >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(2)  # [out, S, 8]
-    two = (raw[..., 2:4].unsqueeze(3) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(2)
-    scales = (four | two << 4).to(torch.int8) - 32
-    codes = _nibbles(_parted(raw[..., 8:136], 2, 8, 16).flatten(1, 2))  # [out, B, 32]
-    codes = _nonlinear(codes, WeightFormat.HALVES8)
-    factors = raw[..., :2].contiguous().view(torch.float16)
-    halves = scales.view(out, -1, 1).expand(-1, -1, 2).contiguous()
-    return WeightBlocks(WeightFormat.HALVES8, codes, halves, None, factors)
-
-
-GGML: dict[str, Callable[[Tensor], WeightBlocks]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
-    "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+GGML: dict[str, WeightFormat] = {
+    "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.LEAST4, "Q5_0": WeightFormat.SIGNED8,
+    "Q5_1": WeightFormat.LEAST8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES8,
+    "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER8, "Q6_K": WeightFormat.HALVES8,
+    "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8,
 }  # fmt: skip
-"""GGML type that stays packed -> reader of its blocks [out, B, bytes]."""
+"""GGML type that stays packed -> the format that holds its numbers; `kernels/blocks.h` reads its blocks."""
 
 
 def nearest8(weight: Tensor) -> WeightBlocks:

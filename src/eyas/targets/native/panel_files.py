@@ -1,4 +1,4 @@
-"""Panels of packed weights in the user's cache: packed once, then mapped into memory by every later process.
+"""Panels of packed weights in the user's cache, for who asks: packed once, then mapped by every later process.
 
 A mapped file takes no time to read and no memory of its own: processes share its pages, and the system may drop them.
 It is written next to its final path, flushed and renamed, and never changed afterwards, so no process maps half a file.
@@ -17,7 +17,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
@@ -31,7 +31,7 @@ from eyas.files import remove_leftovers, writing
 from eyas.kept import DISABLE, code, content_hash, keeps, prune
 from eyas.machine import cache_directory
 from eyas.runtime import LOADING
-from eyas.targets.native.packed import WeightBlocks, WeightFormat, joint_panels
+from eyas.targets.native.packed import WeightFormat
 
 _LOG = logging.getLogger("eyas")
 
@@ -42,6 +42,10 @@ _SILENCE = 3.0
 _ALIGNMENT = 4096
 _END = struct.Struct("<Q8s")
 _MAGIC = b"eyaspan1"
+
+
+Pack = Callable[[], tuple[WeightFormat, Tensor]]
+"""Makes the kind and the panels of a weight."""
 
 
 class _StoredPanels(NamedTuple):
@@ -58,8 +62,8 @@ class _StoredPanels(NamedTuple):
 class _Shelf(Protocol):
     """A source of panels, one weight after the other."""
 
-    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-        """The kind and panels of the next weight: by `joint_panels` from `pieces`, or read from a file instead."""
+    def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
+        """The kind and panels of the next weight, of `out` outputs: by `pack`, or read from a file instead."""
 
     def close(self, complete: bool) -> None:
         """End the source after the last weight; `complete` unless loading failed."""
@@ -71,12 +75,12 @@ class _MappedPanels:
     def __init__(self, path: Path, entries: list[_StoredPanels], pages: mmap.mmap) -> None:
         self._path, self._entries, self._pages, self._taken = path, entries, pages, 0
 
-    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+    def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
         entry = self._entries[self._taken] if self._taken < len(self._entries) else None
         self._taken += 1
         if entry is None or entry.out != out:  # only a bug, or somebody else's file, leads here
             self._taken = len(self._entries) + 1
-            return joint_panels(pieces, out)
+            return pack()
         flat = torch.frombuffer(self._pages, dtype=torch.uint8, count=entry.panels * entry.bytes, offset=entry.offset)
         return WeightFormat(entry.kind), flat.view(entry.panels, entry.bytes)
 
@@ -97,8 +101,8 @@ class _WrittenPanels:
         self._said = time.monotonic()
         LOADING.info("packing the weights for this processor, kept in %s for later starts", path)
 
-    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-        kind, panels = joint_panels(pieces, out)
+    def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
+        kind, panels = pack()
         if self._failure is None:
             try:
                 self._write(kind, out, panels)
@@ -165,14 +169,14 @@ class _PanelsOf:
         self._shelf: _Shelf | None = None
         self._failed = False
 
-    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+    def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
         if self._shelf is None and not self._failed:
             try:
                 self._shelf = _open(self._made_of())
             except OSError as error:
                 _LOG.info("packed weights aren't cached: %s", error)
                 self._failed = True
-        return joint_panels(pieces, out) if self._shelf is None else self._shelf.next(pieces, out)
+        return pack() if self._shelf is None else self._shelf.next(pack, out)
 
     def close(self, complete: bool) -> None:
         if self._shelf is not None:
@@ -237,9 +241,12 @@ _KEPT: ContextVar[_Shelf | None] = ContextVar("the panels of the model that is b
 
 
 @contextmanager
-def kept_panels(made_of: Callable[[], str]) -> Iterator[None]:
-    """Cache the panels of the model that is loaded in this context; `made_of` says what they depend on, when needed."""
-    if not keeps():
+def kept_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
+    """If asked to `keep` them, cache the panels of the model that is loaded in this context.
+
+    `made_of` says what they depend on, when needed.
+    """
+    if not (keep and keeps()):
         yield
         return
     shelf = _PanelsOf(made_of)
@@ -253,7 +260,7 @@ def kept_panels(made_of: Callable[[], str]) -> Iterator[None]:
         shelf.close(complete)
 
 
-def laid_out(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-    """`joint_panels`, or its cached result within `kept_panels`; then the `pieces` aren't read."""
+def laid_out(pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
+    """The kind and panels of a weight of `out` outputs: what `pack` makes, or made before within `kept_panels`."""
     shelf = _KEPT.get()
-    return joint_panels(pieces, out) if shelf is None else shelf.next(pieces, out)
+    return pack() if shelf is None else shelf.next(pack, out)
