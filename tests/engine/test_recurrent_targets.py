@@ -97,7 +97,9 @@ PRECISE = [
     *((name, kind) for name in tiny.NATIVE_RECURRENT for kind in ("float32", "bfloat16", "int8")),
     ("falcon_h1", "bfloat16"),
     ("nemotron_h", "int8"),
-    *tiny.sample(sorted({*tiny.RECURRENT} - {*tiny.NATIVE_RECURRENT}), ["bfloat16", "int8"]),
+    ("jamba", "bfloat16"),
+    *(pytest.param(name, kind, marks=pytest.mark.slow) for name, kind in (("mamba2", "int8"), ("mamba2", "bfloat16"))),
+    pytest.param("jamba", "int8", marks=pytest.mark.slow),
 ]
 
 
