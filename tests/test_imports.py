@@ -77,7 +77,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "serve": ABOVE | {"text"},
     "learn": ABOVE | {"data", "train", "serve"},
     "other_engines": ABOVE | {"data", "bench", "interop"},
-    "interop": frozenset({"assets", "gguf", "gguf_target", "drafters", "targets", "config", "errors", "files", "hub"}),
+    "interop": frozenset(
+        {"assets", "gguf", "gguf_config", "gguf_target", "drafters", "targets", "config", "errors", "files", "hub"}
+    ),
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 

@@ -45,6 +45,11 @@ def companions(file: Path) -> list[Path]:
 _PREFIX = re.compile(rf"^(?:{'|'.join(PREFIXES)})", re.IGNORECASE)
 
 
+def without_quantization(stem: str) -> str:
+    """A file's name, without its ending, without the quantization at its end."""
+    return _QUANTIZATION.sub("", stem)
+
+
 def _parts(stem: str) -> tuple[str, str]:
     """A file's name without its quantization, and this, both in lower case."""
     found = _QUANTIZATION.search(stem)

@@ -48,6 +48,9 @@ LINES: list[tuple[str, str]] = [
     ("learn pin {f}/empty --off", "isn't a folder of"),
     (f"{_SERVE} --learn-share 0.5", "say how to learn: give --learn DIR, too"),
     (f"{_SERVE} --learn {{f}}/empty", "--learn is about a drafter"),
+    (f"{_SERVE} --learn {{f}}/empty --draft-model auto", "--learn trains one drafter"),
+    (f"{_SERVE} --engine vllm --draft-model auto", "is for eyas's own engine"),
+    (f"{_GENERATE} --draft-model auto --method eagle3", "takes what it finds"),
     (f"{_SERVE} --draft-model {{d}} --learn {{f}}/empty --learn-canary 0.9", "--learn-canary"),
     # generate
     ("generate --prompt x", "which target?"),

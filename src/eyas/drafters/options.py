@@ -18,6 +18,8 @@ from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, UsageError
 from eyas.hub import find_drafter
 
+AUTO = "auto"
+"""The source of a drafter that is looked for (`eyas.drafters.automatic`); a folder of this name is `./auto`."""
 PREDICTION = "prediction"
 """The method that copies from a request's prediction (`eyas.drafters.prediction`)."""
 WITHOUT_DRAFTER = (*WEIGHTLESS, *IN_TARGET)
@@ -79,7 +81,8 @@ class DrafterOptions:
     """Where a drafter is, which method it must implement, and how it is run."""
 
     source: str | Path | None = None
-    """The directory, GGUF file or Hub id of a drafter or small language model; None for methods that need none."""
+    """The directory, GGUF file or Hub id of a drafter or small language model, `auto` to look for one, or None for
+    methods that need none."""
     method: str | None = None
     """The drafting method, as `read_method` reads it; None = whatever the files hold."""
     weights: str | None = None
@@ -109,10 +112,19 @@ class DrafterOptions:
                 raise UsageError(f"--draft-window is for drafters that are networks, and {name} is none: leave it out")
             if self.quantize is not None:
                 raise UsageError(f"--draft-quantize is for drafters with weights, and {name} has none: leave it out")
-        if self.source is not None:
+        if self.source == AUTO:
+            self._check_auto()
+        elif self.source is not None:
             found = Path(find_drafter(self.source))
             if self.weights is not None and found.is_dir() and not (found / self.weights).is_file():
                 raise CheckpointError(f"--draft-weights {self.weights}: {self.source} holds no such file")
+
+    def _check_auto(self) -> None:
+        """Refuse options that say more about a drafter than that it is looked for. Raises UsageError."""
+        if read_method(self.method).kind is not None:
+            raise UsageError(f"--draft-model {AUTO} takes what it finds: leave out --method {self.method}, or {AUTO}")
+        if self.weights is not None or self.ignore_config_keys:
+            raise UsageError(f"--draft-model {AUTO} takes drafters as they are: leave out how one is read")
 
 
 def check_quantize(quantize: str | None) -> None:

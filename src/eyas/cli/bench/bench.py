@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from eyas.cli.common.aliases import A_DRAFTER, option_name
+from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO, option_name
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, finish, note_impossible, plan_settings, settings_of, write_report
@@ -52,7 +52,7 @@ def bench(
     measuring: MeasureOptions,
     servers: MeasuredEndpointOptions,
     given: Given,
-    draft_model: Annotated[list[str], Option(help=f"A drafter: {A_DRAFTER}; may be repeated.")] = [],  # noqa: B006
+    draft_model: Annotated[list[str], Option(help=f"A drafter: {A_DRAFTER_OR_AUTO}; may be repeated.")] = [],  # noqa: B006
     method: Annotated[
         list[str],
         Option(

@@ -20,6 +20,7 @@ _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..
 
 A_TARGET = "a folder, GGUF file (FILE.gguf, REPO:FILE.gguf) or Hub id; smollm2 is a small one to try"
 A_DRAFTER = "a folder, GGUF file or Hub id; a small language model too; smollm2 is the one of that model"
+A_DRAFTER_OR_AUTO = f"{A_DRAFTER}; auto looks for one"
 """What names a target or a drafter, in every help."""
 
 

@@ -82,9 +82,16 @@ def check_tree(text: str | None) -> None:
         read_tree(text)
 
 
-def note_plain(options: DraftOptions) -> None:
-    """Tell a user who gave no drafting option that decoding is plain."""
-    if options == DraftOptions():
+def note_plain(options: DraftOptions, model: str) -> None:
+    """Tell a user who gave no drafting option that decoding is plain, and what could draft."""
+    if options != DraftOptions():
+        return
+    from eyas.drafters.automatic import advice
+
+    told = advice(model)
+    if told is not None:
+        note(f"note: plain decoding, as no drafter is given; {told}")
+    else:
         note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 

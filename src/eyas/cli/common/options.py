@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from typer import Option
 
 from eyas import options
-from eyas.cli.common.aliases import A_DRAFTER, ModelArgument, SpeculationAliases
+from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO, ModelArgument, SpeculationAliases
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.urls import fetch
@@ -205,7 +205,7 @@ class DraftOptions(LoadedDrafterOptions):
     ALIASES: ClassVar[type[SpeculationAliases]] = SpeculationAliases
     draft_model: Annotated[
         str | None,
-        Option("--draft-model", "--speculative-draft-model-path", help=f"The drafter: {A_DRAFTER}."),
+        Option("--draft-model", "--speculative-draft-model-path", help=f"The drafter: {A_DRAFTER_OR_AUTO}."),
     ] = None
     method: Annotated[
         str | None,

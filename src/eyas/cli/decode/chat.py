@@ -61,7 +61,7 @@ def chat(
     if draft.method == PREDICTION:
         raise UsageError(f"a chat has no predictions: leave out method {PREDICTION}, or write suffix")
     engine = open_engine(target, draft, batch_size=1)
-    note_plain(draft)
+    note_plain(draft, target.model)
     if engine.tokenizer is None:
         raise UsageError(NO_TOKENIZER)
     if not has_chat_template(engine.tokenizer):

@@ -80,7 +80,7 @@ def generate(
     if raw and rows and not any(isinstance(row, PromptRow) and row.raw for row in rows):
         raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
     engine = open_engine(target, draft, batch_size)
-    note_plain(draft)
+    note_plain(draft, target.model)
     engine.check(Request((0,), params))  # an error in every row is an error in the options
     if engine.tokenizer is None and not json:
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")

@@ -51,7 +51,9 @@ def inspect(
 
 def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
     from eyas.drafters.files import Headers
-    from eyas.interop.inspect.report import detect, headers_at, locate, report_drafter, report_target
+    from eyas.gguf import Gguf
+    from eyas.gguf_config import is_companion
+    from eyas.interop.inspect.report import detect, headers_at, locate, report_drafter, report_heads, report_target
 
     found = locate(source)
     if found.path is None or found.path.is_dir():
@@ -63,6 +65,8 @@ def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
             return report_target(source, None if found.path is None else headers)
     assert found.path is not None  # a drafter's files are always fetched
     target = None if model is None else report_target(model, None).profile
+    if found.path.is_file() and is_companion(Gguf(found.path)):
+        return report_heads(found.path, target)
     report = report_drafter(found.path, target)
     if model is None or target is None or report.target_fingerprint is None or locate(model).path is None:
         return report
@@ -114,7 +118,7 @@ def _origins(stops: dict[int, str]) -> str:
     return "\n".join(f"{', '.join(tokens)}: {place}" for place, tokens in found.items())
 
 
-_OWN: dict[str, Callable[[Any], str]] = {"attention": _windows, "stop_ids": _origins}
+_OWN: dict[str, Callable[[Any], str]] = {"attention": _windows, "stop_ids": _origins, "known_drafters": "\n".join}
 """Entries of a report that are shown in their own way."""
 
 

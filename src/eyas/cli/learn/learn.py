@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Device, DraftOptions, Json
-from eyas.drafters.options import read_method
+from eyas.drafters.options import AUTO, read_method
 from eyas.errors import UsageError
 from eyas.tables import show_table
 
@@ -67,6 +67,8 @@ class LearnOptions:
             raise UsageError(f"--learn-apart: {len(refused)} of these keys aren't learned from at all")
         if draft.drafter is None or draft.draft_model is None:
             raise UsageError("--learn is about a drafter: give --draft-model")
+        if draft.draft_model == AUTO:
+            raise UsageError(f"--learn trains one drafter: name it, in place of --draft-model {AUTO}")
         if read_method(draft.method).lookup is not None:
             raise UsageError(f"--learn is about a drafter alone, not together with copies: leave out {draft.method}")
         if draft.acceptance is not None:

@@ -27,9 +27,9 @@ from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
 from eyas.cli.learn.learn import LearnOptions
-from eyas.drafters.options import PREDICTION, WITHOUT_DRAFTER
+from eyas.drafters.options import AUTO, PREDICTION, WITHOUT_DRAFTER
 from eyas.errors import UsageError
-from eyas.runtime import keep_few_kernels, keep_freed_memory
+from eyas.runtime import LOADING, keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ def _with_defaults(draft: DraftOptions) -> DraftOptions:
 def _load(
     target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learning: Learning | None = None
 ) -> Engine:
+    from eyas.drafters.automatic import advice
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
@@ -260,6 +261,8 @@ def _load(
     began = time.monotonic()
     around = None if learning is None or draft.drafter is None else learning.wrap(draft.drafter, target.model)
     engine = open_engine(target, draft, limits=limits, logged=True, around=around)
+    if draft.method == PREDICTION and (told := advice(target.model)) is not None:
+        LOADING.info(told)
     if learning is not None:
         assert engine.speculation is not None
         learning.start(engine.speculation.drafter)
@@ -376,6 +379,8 @@ def serve_elsewhere(
 
     `requested`: the options that were given; `secret`: an environment variable with an API key, and that key.
     """
+    if draft.draft_model == AUTO:
+        raise UsageError(f"--draft-model {AUTO} is for eyas's own engine: name the drafter")
     environment = dict(os.environ)  # before libraries add variables that aren't meant for the engine
     quiet()
     from eyas.assets import target_as_file

@@ -6,6 +6,7 @@ A target's properties, and whether eyas supports it, are read from config and te
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,9 +14,11 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_target
+from eyas.drafters.automatic import published
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, TensorInfo, read_headers, read_json
+from eyas.drafters.formats.gguf_heads import companion_of, holds_heads
 from eyas.drafters.formats.opening import open_raw
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
@@ -25,6 +28,7 @@ from eyas.drafters.network import shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
 from eyas.gguf import PLAIN_TYPES, Gguf
+from eyas.gguf_config import Model, heads_of
 from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_model
 from eyas.targets.adapters import base_of, check_peft, find_adapter
@@ -155,6 +159,8 @@ class TargetReport(Report):
     """The tokens that end answers -> where they are defined."""
     mtp_modules: list[str] = field(default_factory=list)
     """The MTP modules among its tensors, for `--method mtp`: where they are, and whose layout they have."""
+    known_drafters: list[str] = field(default_factory=list)
+    """Published drafters of this model: their names, kinds and the sources of the pairs."""
     adapter: str | None = None
     """The adapter that is merged into the weights at load."""
     problems: list[str] = field(default_factory=list)
@@ -205,8 +211,13 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     except ModelError as error:
         report.problems.append(str(error))
     modules = None if headers is None else find_modules(headers.tensors, report.layers)
-    if modules is not None:
+    if file is not None and holds_heads(opened := Gguf(file)):
+        report.mtp_modules = [f"blk.{layer}.nextn.* (llama.cpp's layout)" for layer in heads_of(opened)]
+    elif file is not None and (beside := companion_of(file)) is not None:
+        report.mtp_modules = [f"{beside} (beside the file)"]
+    elif modules is not None:
         report.mtp_modules = [f"{prefix}* ({modules.layout.family}'s layout)" for prefix in modules.prefixes]
+    report.known_drafters = [f"{pair.drafter} ({pair.kind}; {pair.source})" for pair in published(name)]
     adapter = find_adapter(name)
     if adapter is not None:
         report.adapter = str(adapter)
@@ -330,6 +341,37 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
     _warn(report, config, raw.config)
     if target is not None:
         _compare_with(report, config, target)
+    return report
+
+
+def report_heads(file: Path, target: TargetProfile | None = None) -> DrafterReport:
+    """Examine a GGUF file that has nothing but MTP heads and, given `target`, whether the two fit."""
+    opened = Gguf(file)
+    heads = heads_of(opened)
+    mine = {name: info for name, info in opened.tensors.items() if name.startswith("blk.")}
+    report = DrafterReport(
+        path=str(file),
+        kind="mtp",
+        parameters=sum(prod(info.shape) for info in mine.values()),
+        dtypes=sorted({info.type for info in mine.values()}),
+        files=[file.name],
+        format="GGUF: a companion with MTP heads",
+        notes=[f"{len(heads)} of them, after {heads.start} layers of a target that isn't in the file"],
+    )
+    try:
+        facts = Model.read(opened)
+    except ModelError as error:
+        report.problems.append(str(error))
+        return report
+    report.config = {"architecture": facts.keys.name, "layers": facts.layers, "vocab_size": facts.rows}
+    if not holds_heads(opened):
+        report.problems.append(f"no nextn.eh_proj.weight in each of the layers {list(heads)}")
+    for what, ours, theirs in (
+        ("layers", facts.layers, None if target is None else target.layers),
+        ("vocabulary", facts.rows, None if target is None else target.vocab_size),
+    ):
+        if theirs is not None and ours != theirs:
+            report.problems.append(f"doesn't fit the target: {what} of {ours}, but the target's is {theirs}")
     return report
 
 
