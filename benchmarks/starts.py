@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 from benchmarks.harness import Output, report, script
 from eyas.assets import target_as_file
-from eyas.kept import DISABLE
-from eyas.machine import cache_directory
+from eyas.cache.folder import cache_directory
+from eyas.cache.kept import DISABLE
 
 _CHILD = """
 import json, re, sys, time

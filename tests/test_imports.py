@@ -19,7 +19,7 @@ FOUNDATION = frozenset(
         "urls",
         "runtime",
         "machine",
-        "kept",
+        "cache",
         "gguf",
         "gguf_companions",
         "gguf_config",
@@ -43,8 +43,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "urls": frozenset({"errors"}),
     "files": frozenset({"errors", "urls"}),
     "runtime": frozenset(),
-    "machine": frozenset({"files", "runtime"}),
-    "kept": frozenset({"runtime"}),
+    "cache": frozenset({"errors", "runtime"}),
+    "machine": frozenset({"cache", "files", "runtime"}),
     "gguf": frozenset({"errors"}),
     "gguf_companions": frozenset(),
     "gguf_keys": frozenset({"errors", "gguf"}),
@@ -53,7 +53,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf_vocabulary": frozenset({"errors", "gguf", "gguf_splits"}),
     "gguf_tokenizer": frozenset({"errors", "gguf", "gguf_splits", "gguf_vocabulary"}),
     "gguf_target": frozenset(
-        "errors files gguf gguf_companions gguf_config gguf_tokenizer gguf_vocabulary machine runtime".split()
+        "errors files gguf gguf_companions gguf_config gguf_tokenizer gguf_vocabulary cache runtime".split()
     ),
     "assets": frozenset({"gguf_target"}),
     "hub": frozenset({"assets", "errors", "gguf_target"}),

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from eyas import machine
+from eyas.cache.folder import cache_directory
 from eyas.machine import measured_once
 from eyas.targets.native import library
 from eyas.targets.native.library import kernels
@@ -128,14 +129,14 @@ def test_nothing_is_loaded_from_a_folder_that_somebody_else_may_have_filled(
             monkeypatch.setattr("os.getuid", lambda: own + 1)
             homeless.rename(homeless.with_name(f"eyas-{own + 1}"))
     with pytest.raises(PermissionError, match="nothing is loaded from it: remove it, or set XDG_CACHE_HOME"):
-        machine.cache_directory()
+        cache_directory()
     assert measured_once("speed", lambda: 5) == 5
     assert kernels.__wrapped__() is None
     assert ("nothing is loaded" in caplog.text) == HAS_KERNELS
 
 
 def test_the_folder_of_a_user_without_a_home_is_theirs_alone(homeless: Path) -> None:
-    assert machine.cache_directory() == machine.cache_directory() == homeless
+    assert cache_directory() == cache_directory() == homeless
     assert homeless.stat().st_mode & 0o777 == 0o700
 
 

@@ -11,6 +11,7 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
+from eyas.cache.folder import made_in_cache
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
 from eyas.gguf_companions import is_model
@@ -69,8 +70,6 @@ def weights_file(folder: str | Path) -> Path | None:
 
 
 def _made(file: Path) -> str:
-    from eyas.machine import made_in_cache  # it imports torch
-
     file = file.resolve()
     stat = file.stat()
     identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {_FORM}".encode()).hexdigest()[:8]

@@ -12,20 +12,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from eyas.cache.folder import cache_directory
 from eyas.files import writing
 from eyas.runtime import cores_of_others
 
@@ -38,60 +35,6 @@ Measurement = TypeVar("Measurement")
 
 clock: Callable[[], float] = time.perf_counter if sys.platform == "win32" else time.thread_time
 """CPU seconds of this thread, so other processes don't count; on Windows, which counts in 16 ms, wall time."""
-
-
-def cache_directory() -> Path:
-    """The folder for files that can be recreated: `$XDG_CACHE_HOME/eyas`, else `~/.cache/eyas`.
-
-    A user without a home gets a temporary folder. Raises PermissionError if somebody else could have filled it.
-    """
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(home) if home else Path.home() / ".cache") / "eyas"
-    except RuntimeError:  # a user without a home
-        return _temporary_folder()
-
-
-def made_in_cache(part: str, make: Callable[[Path], Path]) -> Path:
-    """The result of `make(folder)` in the folder `part` of the cache: a path that this process can't do without.
-
-    If it can't be written there, it is made in a temporary folder, as for a user without a home. Raises OSError if
-    that can't be written either.
-    """
-    try:
-        return make(cache_directory() / part)
-    except OSError as error:
-        folder = _temporary_folder()
-        _report_temporary(folder, str(error).partition(": ")[0])
-        return make(folder / part)
-
-
-def _temporary_folder() -> Path:
-    """This user's folder among temporary files. Raises OSError."""
-    return _own_folder(Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}")
-
-
-@cache
-def _report_temporary(folder: Path, reason: str) -> None:
-    """Log once per process that a temporary folder stands in for the cache."""
-    _LOG.warning(
-        "the cache can't be written (%s): what can't be done without is in %s; set XDG_CACHE_HOME to a folder to keep "
-        "all of it",
-        reason, folder,
-    )  # fmt: skip
-
-
-def _own_folder(path: Path) -> Path:
-    """A folder in a shared place, created if missing. Raises PermissionError unless only this user can write to it."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{path} isn't a folder that only this user can write, so nothing is loaded from it: "
-            "remove it, or set XDG_CACHE_HOME"
-        )
-    return path
 
 
 def processor_model() -> str:

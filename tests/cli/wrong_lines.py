@@ -127,6 +127,8 @@ LINES: list[tuple[str, str]] = [
     ("doctor {t} --draft-model ./mien", "there is no ./mien"),
     ("doctor {t} --draft-model {d} --fix {f}", "exists and isn't empty"),
     ("doctor {t} --draft-model {d} -n 0", "--num-speculative-tokens"),
+    ("cache --clear penels", "the cache has no part penels: it has gguf,"),
+    ("cache --unused-days 3", "--unused-days says what --clear removes: add --clear"),
     ("push ./mien me/mine", "'./mien' does not exist"),
     ("push {f}/empty me/mine", "{f}/empty has no config.json: give a drafter's folder"),
     ("push {f}/empty mine", "mine isn't a repository's id: write OWNER/NAME"),

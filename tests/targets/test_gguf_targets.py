@@ -176,7 +176,7 @@ def test_without_a_cache_that_can_be_written_it_runs_from_a_temporary_folder(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("eyas.machine._temporary_folder", lambda: tmp_path / "temporary")
+    monkeypatch.setattr("eyas.cache.folder._temporary_folder", lambda: tmp_path / "temporary")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # a folder below it can't be made, even by root
     folder = find_target(gguf_file)
     assert find_target(gguf_file) == folder
@@ -184,7 +184,7 @@ def test_without_a_cache_that_can_be_written_it_runs_from_a_temporary_folder(
     assert load_tokenizer(gguf_file)("ab").input_ids == [tiny.VOCAB - 3]
     said = [record.getMessage().partition(" (")[0] for record in caplog.records if record.levelno >= logging.WARNING]
     assert said == ["the cache can't be written"]
-    monkeypatch.setattr("eyas.machine._temporary_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr("eyas.cache.folder._temporary_folder", lambda: tmp_path / "file")
     gguf_models.write_llama(tmp_path / "other.gguf")
     with pytest.raises(ModelError, match=r"none can be written .*: set XDG_CACHE_HOME or TMPDIR"):
         find_target(tmp_path / "other.gguf")

@@ -16,6 +16,7 @@ from eyas.cli.bench.methods import methods
 from eyas.cli.bench.report import report
 from eyas.cli.bench.serve import serve as bench_serve
 from eyas.cli.bench.trees import trees
+from eyas.cli.cache import cache
 from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.cli.data.capture import capture as data_capture
 from eyas.cli.data.prepare import prepare as data_prepare
@@ -50,6 +51,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "pipeline": pipeline,
     "train": train,
     "sweep": sweep,
+    "cache": cache,
 }
 
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {

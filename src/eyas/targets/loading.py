@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
+from eyas.cache.kept import identity
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
 from eyas.hub import find_config, find_target, why_unreadable
-from eyas.kept import identity
 from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter

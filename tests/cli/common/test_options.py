@@ -35,7 +35,7 @@ def test_json_output_and_model_mean_one_thing(name: str) -> None:
     assert ("--output" in known) == ("-o" in known)
     assert "--target" not in known, "the target is --model"
     of_a_folder = name.startswith("learn ")  # which says what the model is
-    assert ("--model" in known) or of_a_folder or name in ("demo", "train", "sweep", "bench report")
+    assert ("--model" in known) or of_a_folder or name in ("demo", "train", "sweep", "cache", "bench report")
 
 
 @pytest.mark.parametrize("name", ["bench measure", "bench checkpoints", "bench trees", "bench serve"])

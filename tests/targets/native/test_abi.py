@@ -9,7 +9,7 @@ from ctypes import sizeof
 import pytest
 import torch
 
-from eyas.machine import cache_directory
+from eyas.cache.folder import cache_directory
 from eyas.targets.native import abi, library
 from eyas.targets.native.packed import WeightFormat
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import eyas
-from eyas import kept
+from eyas.cache import kept
 from eyas.errors import ModelError
 from eyas.targets import Target, load_target
 from eyas.targets.native import panel_files

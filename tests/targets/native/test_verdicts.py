@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas import machine
+from eyas.cache.folder import cache_directory
 from eyas.targets import Target, load_target, trials
 from eyas.targets.native import verdicts
 from eyas.targets.native.library import kernels
@@ -128,7 +128,7 @@ def test_a_verdict_does_not_outlive_what_it_is_about(
 
 
 def test_versions_and_sources_are_part_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from eyas import kept
+    from eyas.cache import kept
 
     whole = kept.code()
     kept.code.cache_clear()
@@ -148,7 +148,7 @@ def test_a_damaged_verdict_is_named_and_given_anew(
 ) -> None:
     path = save(tmp_path / "model")
     load(path)
-    (file,) = (machine.cache_directory() / "verdicts").iterdir()
+    (file,) = (cache_directory() / "verdicts").iterdir()
     text = file.read_text()
     changed = {"flipped": text.replace("null", '"no"'), "layers": text.replace("[0, ", "[")}
     file.write_text(changed.get(damage, damage))

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import nn
 
+from eyas.cache.folder import cache_directory
+from eyas.cache.kept import keeps
 from eyas.files import write_bytes
-from eyas.kept import keeps
-from eyas.machine import cache_directory
 from eyas.targets.fingerprint import fingerprint
 from eyas.tree.acceptance import Array
 

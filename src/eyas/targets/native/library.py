@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas.cache.folder import made_in_cache
 from eyas.files import writing_path
-from eyas.machine import made_in_cache, processor_flags, processor_model
+from eyas.machine import processor_flags, processor_model
 from eyas.runtime import LOADING, mapped_zeros
 from eyas.targets.native.abi import check_sizes, constant, described
 from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole, prebuilt, sources_hash

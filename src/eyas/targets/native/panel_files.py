@@ -27,9 +27,9 @@ from typing import IO, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from eyas.cache.folder import cache_directory
+from eyas.cache.kept import DISABLE, code, content_hash, keeps, prune
 from eyas.files import remove_leftovers, writing
-from eyas.kept import DISABLE, code, content_hash, keeps, prune
-from eyas.machine import cache_directory
 from eyas.runtime import LOADING
 from eyas.targets.native.packed import WeightFormat
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from eyas.cache.folder import cache_directory
+from eyas.cache.kept import code, keeps, prune
 from eyas.files import write_text
-from eyas.kept import code, keeps, prune
-from eyas.machine import cache_directory, processor_flags, processor_model
+from eyas.machine import processor_flags, processor_model
 from eyas.targets.fingerprint import weights_hash
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import describe_products

@@ -1,4 +1,4 @@
-"""Results that one process leaves in the user's cache for the next: prepacked weights, and verdicts of trials.
+"""Results that are kept in the user's cache: weights as laid out, verdicts of trials, what a controller has learned.
 
 A file's name is a hash of everything it was made from, so none outlives a change of the model's files or weights, of
 eyas's sources, or of a library's version. Damaged files are rebuilt. `EYAS_KEEP=0` disables reading and writing.
@@ -35,7 +35,7 @@ def keeps() -> bool:
 @cache
 def code() -> str:
     """A hash of eyas's sources, kernels included, and of the versions of Python, torch and transformers."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     found = sha256(repr((sys.version, sorted(versions().items()))).encode())
     for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
         found.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
