@@ -20,7 +20,6 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from eyas.cli.app import DEFAULTED, GROUPS, VERBS
 from eyas.cli.common.options import parse_final, parse_taps
 from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.config import load_config
@@ -28,6 +27,8 @@ from eyas.recipes import SWEEPS, find_recipe
 from eyas.sweep.search import SweepConfig
 from eyas.train.recipe import load_recipe
 from eyas.tree import is_auto, parse_tree
+
+from .verbs import DEFAULTED, GROUPS, VERBS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

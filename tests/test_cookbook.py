@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from eyas.data.store.layout import ShardLayout
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.plan import costs as plan
 from eyas.plan.devices import known_machine
 from eyas.plan.drafters import Eagle3Plan

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable
 from functools import cache
+from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,23 @@ import pytest
 import yaml
 
 import eyas
-from eyas.cli.app import DEFAULTED, GROUPS, VERBS
 from eyas.cli.common.aliases import REFUSED
 from eyas.cli.common.verb import described
 from eyas.config import validated
+from eyas.plugins import WHAT as GROUPS_OF_PLUGINS
 from eyas.sweep.search import SweepConfig
 from eyas.targets import load_target
 from eyas.train.recipe import Recipe
 
 from .doc_pages import PAGES, ROOT, Block, blocks, commands, commented_commands, named_verb, parse, parse_script
+from .verbs import DEFAULTED, GROUPS, VERBS
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-RECIPES = sorted((ROOT / "src/eyas/recipes").rglob("*.yaml"))
-FOLDERS = ("recipes/", "benchmarks/", "docs/", "src/", "tests/")
+RECIPES = sorted(
+    path for folder in ("recipes", "labs/recipes") for path in (ROOT / "src/eyas" / folder).rglob("*.yaml")
+)
+FOLDERS = ("recipes/", "benchmarks/", "docs/", "src/", "tests/", "examples/")
 """Paths that begin so are files of this repository."""
 
 
@@ -83,7 +87,10 @@ def wrong_pip(words: list[str]) -> str:
     unknown = extras - set(re.findall(r"^(\w+) = \[", PROJECT.partition("optional-dependencies]")[2], re.MULTILINE))
     if unknown:
         return f"no such extras: {unknown}"
-    loose = [each for each in packages if not each.startswith(("eyas", ".[")) and "==" not in each]
+    gone = [each for each in packages if each.startswith("./") and not (ROOT / each / "pyproject.toml").is_file()]
+    if gone:
+        return f"no such projects: {gone}"
+    loose = [each for each in packages if not each.startswith(("eyas", ".[", "./")) and "==" not in each]
     return f"without a version: {loose}" if loose and words[0] != "uninstall" else ""
 
 
@@ -118,7 +125,7 @@ CHECKS: dict[str, Callable[[list[str]], str]] = {
 
 
 EXAMPLES = {
-    name: described(function)[1]
+    name: described(getdoc(function) or "")[1]
     for name, function in (
         *VERBS.items(),
         *((f"{group} {verb}", function) for group, (_, verbs) in GROUPS.items() for verb, function in verbs.items()),
@@ -246,7 +253,7 @@ def test_files_and_names_in_sentences_exist(page: Path) -> None:
     for code in re.findall(r"`([^`\n]+)`", text):
         if re.fullmatch(r"[\w./-]+\.(py|svg|yaml|md)|(src|tests|docs|recipes|benchmarks)/[\w./-]+", code):
             missing += [] if file_exists(code) else [code]
-        elif re.fullmatch(r"eyas(\.\w+)+(\(\))?", code) and code not in REQUEST_FIELDS:
+        elif re.fullmatch(r"eyas(\.\w+)+(\(\))?", code) and code not in REQUEST_FIELDS | GROUPS_OF_PLUGINS.keys():
             missing += [] if name_exists(code.removesuffix("()")) else [code]
     assert not missing, f"{name_of(page)}: {missing}"
 

@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 from eyas.targets.native.builds import BUILDS
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("src", "tests", "docs", "benchmarks")
+PARTS = ("src", "tests", "docs", "benchmarks", "examples")
 NEEDED = {
     "__main__.py", "py.typed", "bench/report/page.html.j2", "assets/smollm2/model.safetensors",
     "assets/smollm2/config.json", "assets/smollm2/README.md", "train/lm/chat_template.jinja", "targets/__init__.py",

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kinds import KINDS as KINDS_OF_DRAFTERS
 from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork, set_vocabulary
-from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
 from eyas.targets.graphs import CudaRecorder
 from eyas.targets.loading import _prepack

@@ -37,7 +37,7 @@ from benchmarks.harness import described, script
 from benchmarks.pages import insert
 from eyas.assets import SMOLLM2
 from eyas.drafters.checkpoint import open_checkpoint
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
 from eyas.gguf_target import weights_file

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from benchmarks.engines.compare import Result
 from benchmarks.pages import markdown
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.interop.export.consumers import CONSUMERS
 
 MARKS = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made -->"

@@ -18,6 +18,10 @@ class LockedError(UsageError):
     """Another process is writing the same file or folder."""
 
 
+class PluginError(EyasError):
+    """Something that another package adds can't be used; the message names the package and its entry point."""
+
+
 class StoppedError(EyasError):
     """A signal (Ctrl-C, SIGTERM) ended the work; the message says what is kept."""
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.cli.app import DEFAULTED, GROUPS
 from eyas.cli.common.aliases import A_DRAFTER, A_TARGET
 from eyas.cli.common.verb import EXPERT
+
+from ..verbs import DEFAULTED, GROUPS
 
 Run = Callable[..., Result]
 

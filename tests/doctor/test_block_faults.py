@@ -12,7 +12,7 @@ from eyas.data.features import FeatureBatch
 from eyas.doctor.diagnosis import examine
 from eyas.doctor.measure import Reading, Transcript, comparable_length
 from eyas.doctor.search import needed_boundaries
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.engine import Engine
 from eyas.targets import Target
 from eyas.train.loss.config import LossConfig

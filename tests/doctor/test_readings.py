@@ -8,7 +8,7 @@ import torch
 from eyas.doctor.diagnosis import RANDOM_UNEVENNESS, unevenness
 from eyas.doctor.measure import Change, Reading, Transcript, measure
 from eyas.doctor.search import estimated, needed_boundaries, other_readings
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.targets import Target
 
 from .. import tiny

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import drafter_of, load_drafter
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.registry import KINDS, kind_for, kind_name
+from eyas.drafters.registry import kind_for, kind_name
 from eyas.errors import CheckpointError, ConfigError
 from eyas.targets import Target
 from eyas.targets.linears import can_prepack, prepack_linears

@@ -9,8 +9,8 @@ import pytest
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.hybrid import HybridDrafter
-from eyas.drafters.registry import WEIGHTLESS
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation

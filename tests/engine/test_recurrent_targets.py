@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.loading import drafter_of
-from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.default_tree import tree_for
 from eyas.engine.prefix_cache import PrefixCache

@@ -12,7 +12,7 @@ import torch
 import eyas
 from eyas.bench.offline.certificate import own_modules
 from eyas.drafters.loading import drafter_of
-from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import UnsupportedModelError, UsageError

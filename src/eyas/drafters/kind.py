@@ -1,9 +1,12 @@
-"""The description of a drafter kind. Each file in `kinds/` fills in one `Kind`; all other code reads it."""
+"""The description of a drafter kind. Each file in `kinds/` fills in one `Kind`; all other code reads it.
+
+Another package's kind is a `Kind`, too, found by its entry point `eyas.drafters` (`docs/new_kind.md` has an example).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +40,14 @@ DSPARK = Family("dspark", "grouped")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of drafter: its config and network, how its files are recognized, read and written, who can run it."""
+    """A kind of drafter: its config and network, how its files are recognized, read and written, who can run it.
+
+    The network says how a draft is computed (`DraftNetwork.step`, or a `proposer` of the kind's own), and with which
+    tensors. What it guesses changes how fast output comes, never the output.
+    """
 
     name: str
+    """As in `shape.kind` and `--method`; the entry point's name, if another package brings it."""
     config: type[DrafterConfig]
     network: Callable[[Any], DraftNetwork]
     read: Callable[[Fields], DrafterConfig]
@@ -49,7 +57,8 @@ class Kind:
     architectures: frozenset[str]
     """The architecture names that stand for this network in published config.json files."""
     model_type: str | None = None
-    """The `model_type` in config.json that only this kind has; None = its files are recognized by their family."""
+    """The `model_type` in config.json that only this kind has; None = its files are recognized by their family, or, for
+    another package's kind, by `marks` and `architectures`."""
     family: Family | None = None
     """The published network that it implements, with all of its config fields; None = only eyas runs it."""
     marks: tuple[str, ...] = ()
@@ -64,6 +73,8 @@ class Kind:
     """The weights that read [embedding, state]: the first half of their columns is for the embedding."""
     proposer: Callable[[Any], Proposer] = Proposer
     """Makes the proposer that runs the network."""
+    loss: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The settings of a recipe's section `loss` in its paper, where they differ from EAGLE-3's."""
 
     def blank(self, config: DrafterConfig) -> DraftNetwork:
         """The network on the meta device: names and shapes without weights."""

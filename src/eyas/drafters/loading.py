@@ -25,9 +25,10 @@ from eyas.drafters.in_target.mtp import Cascade, CascadeProposer
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import AUTO, PREDICTION, DrafterOptions, check_quantize, read_method
 from eyas.drafters.prediction import PredictionDrafter
-from eyas.drafters.registry import WEIGHTLESS, kind_if_any
+from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
+from eyas.drafters.weightless import METHODS
 from eyas.drafters.window.decoding import WindowPairs
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, EyasError, UsageError
@@ -70,10 +71,12 @@ def make_drafter(
     lookup: Drafter | None = None
     if parsed.lookup is not None:
         predicts = parsed.lookup == PREDICTION
-        lookup = PredictionDrafter(target.device) if predicts else WEIGHTLESS[parsed.lookup](target)
+        lookup = PredictionDrafter(target.device) if predicts else METHODS[parsed.lookup](target)
     if not parsed.drafter:
         assert lookup is not None
         return lookup
+    if lookup is not None and not isinstance(lookup, LookupDrafter):
+        raise UsageError(f"method {parsed.lookup} can't be combined with a draft model: use it alone")
     if source is None:
         if model is None:
             raise UsageError(f"method {options.method} needs a drafter, or the target's files to find one in")
@@ -150,9 +153,9 @@ def _check_small_lm(options: DrafterOptions) -> None:
         raise UsageError(f"{options.source} is a language model: leave out the drafter's weights and config keys")
 
 
-def _united(network: Drafter, lookup: Drafter | None, target: Target) -> Drafter:
+def _united(network: Drafter, lookup: LookupDrafter | None, target: Target) -> Drafter:
     """A drafter with weights, combined with the method without weights if there is one."""
-    return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
+    return network if lookup is None else HybridDrafter(network, lookup, target.device)
 
 
 def load_drafter(

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eyas.drafters.in_target import NAMES as IN_TARGET
-from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
-from eyas.drafters.weightless import ALONE
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.weightless import ALONE, METHODS
 from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, UsageError
 from eyas.hub import find_drafter
@@ -22,10 +21,25 @@ AUTO = "auto"
 """The source of a drafter that is looked for (`eyas.drafters.automatic`); a folder of this name is `./auto`."""
 PREDICTION = "prediction"
 """The method that copies from a request's prediction (`eyas.drafters.prediction`)."""
-WITHOUT_DRAFTER = (*WEIGHTLESS, *IN_TARGET)
-"""Methods that don't require a draft model."""
-_LOOKUPS = (*(name for name in WEIGHTLESS if name not in ALONE), PREDICTION)
-_OF_FILES = (*KINDS, SMALL_LM)
+
+
+def methods_without_drafter() -> tuple[str, ...]:
+    """The names of all methods that don't require a draft model."""
+    return (*METHODS, *IN_TARGET)
+
+
+def needs_no_drafter(method: str | None) -> bool:
+    """Whether a method of this name doesn't require a draft model."""
+    return method in IN_TARGET or method in METHODS
+
+
+def _lookups() -> tuple[str, ...]:
+    """The methods that can be combined with a draft model; of other packages' methods, that is known once made."""
+    return (*(name for name in METHODS if name not in ALONE), PREDICTION)
+
+
+def _of_files() -> tuple[str, ...]:
+    return (*KINDS, SMALL_LM)
 
 
 class Method(NamedTuple):
@@ -49,20 +63,23 @@ def read_method(text: str | None) -> Method:
 
     Raises UsageError that lists the valid names.
     """
-    if text in (*WEIGHTLESS, PREDICTION):
+    if text == PREDICTION or text in METHODS:
+        if text not in (PREDICTION, *METHODS.own) and text in KINDS:
+            raise UsageError(
+                f"other packages bring both a drafter kind and a method without weights that are called {text}: "
+                "uninstall one of them"
+            )
         return Method(False, None, text)
     kind, plus, lookup = (text or "").partition("+")
-    if plus and lookup not in _LOOKUPS:
+    if plus and (lookup in ALONE or not (lookup == PREDICTION or lookup in METHODS)):
         raise UsageError(f"unknown method {text!r}: there is no {lookup or 'name'} to add; write one of {_hybrids()}")
-    if kind and kind not in _OF_FILES:
+    if kind and kind != SMALL_LM and kind not in KINDS:
         if plus:
             raise UsageError(
-                f"unknown method {text!r}: {kind} is no kind of draft model; write one of {', '.join(_OF_FILES)} "
+                f"unknown method {text!r}: {kind} is no kind of draft model; write one of {', '.join(_of_files())} "
                 f"before the +, or nothing for any kind"
             )
-        raise UsageError(
-            f"unknown method {text!r}: write {', '.join((*_OF_FILES, *WEIGHTLESS))}, {_hybrids()}, or none"
-        )
+        raise UsageError(f"unknown method {text!r}: write {', '.join((*_of_files(), *METHODS))}, {_hybrids()}, or none")
     return Method(True, kind or None, lookup or None)
 
 
@@ -73,7 +90,7 @@ def method_of(text: str | None, drafter: str) -> str | None:
 
 
 def _hybrids() -> str:
-    return ", ".join(f"eagle3+{name}" for name in _LOOKUPS)
+    return ", ".join(f"eagle3+{name}" for name in _lookups())
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ def check_source(method: str | None, source: str | Path | None) -> None:
     if source is None and not parsed.alone:
         raise UsageError(
             f"{'drafting' if method is None else f'method {method}'} needs a drafter: give one with --draft-model, or "
-            f"a --method that needs none: {', '.join(WITHOUT_DRAFTER)}"
+            f"a --method that needs none: {', '.join(methods_without_drafter())}"
         )
     if source is not None and not parsed.drafter:
         raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")

@@ -12,13 +12,29 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
+from eyas.errors import UsageError
 from eyas.plan.costs import ModelSize, TrainingMemory, Workload
 from eyas.plan.devices import Machine
 from eyas.targets.taps import choose_taps, spread_taps, why_taps
 
-ACCEPT_LENGTHS = (4.24, 6.74)
-"""EAGLE-3 on Llama-3.1-8B as its authors report: MT-bench at temperature 1, HumanEval at 0 (arXiv 2503.01840)."""
+
+class Published(NamedTuple):
+    """Accept lengths that somebody measured for drafters of a kind: on chats and on code or mathematics."""
+
+    low: float
+    high: float
+    source: str
+
+
+ACCEPT_LENGTHS = {
+    "eagle3": Published(4.24, 6.74, "what EAGLE-3's authors report for Llama-3.1-8B"),
+    "dflash": Published(3.07, 5.40, "what DSpark's authors report for Qwen3-4B"),
+    "dspark": Published(3.64, 6.11, "what DSpark's authors report for Qwen3-4B"),
+    "jetspec": Published(4.58, 7.82, "what its authors report for its trees on Qwen3-8B"),
+}  # fmt: skip
+"""Kind -> its published accept lengths. EAGLE-3's are MT-bench's at temperature 1 and HumanEval's at 0 (arXiv
+2503.01840), the others MT-bench's and GSM8K's. A kind that nobody measured so has none, and no speedup is estimated."""
 PUBLISHED_ANSWERS = 50e6
 """Answer tokens with which drafters get as good as published ones, about those of 60,000 chats."""
 DATA_EXPONENT = 1 / 5
@@ -38,8 +54,6 @@ what autograd saves under bf16 autocast, counted."""
 class Speedup(NamedTuple):
     """An estimate of the speedup over plain decoding, as a range."""
 
-    draft_cost: float
-    """The time of a drafter pass in units of a target pass."""
     low: float
     high: float
 
@@ -51,34 +65,46 @@ def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[
     return taps * hidden * hidden, attention + 3 * hidden * target.intermediate, vocab * hidden
 
 
-def expected_lengths(published: tuple[float, float], work: Workload) -> tuple[float, float]:
+def expected_lengths(published: Published, work: Workload) -> tuple[float, float]:
     """The accept lengths to expect with this amount of data, if enough data gives the `published` ones."""
     answers = work.tokens * work.answer_share
     reached = min(1.0, answers / PUBLISHED_ANSWERS) ** DATA_EXPONENT
-    low, high = (1 + (length - 1) * reached for length in published)
+    low, high = (1 + (length - 1) * reached for length in (published.low, published.high))
     return low, high
 
 
-def about_lengths(published: tuple[float, float], work: Workload) -> str:
-    """The expected accept lengths in words, and how the amount of data limits them."""
+def about_lengths(kind: str, work: Workload) -> str:
+    """The accept lengths to expect of a kind, in words: how the amount of data limits them, and their source."""
+    published = ACCEPT_LENGTHS.get(kind)
+    if published is None:
+        return f"no accept length, so no speedup: nobody has published one for {kind} drafters"
     low, high = expected_lengths(published, work)
     answers = work.tokens * work.answer_share
     if answers >= PUBLISHED_ANSWERS:
-        return f"accept length {low} to {high}"
-    return (
-        f"accept length {low:.2f} to {high:.2f}, as {answers / 1e6:.2g} million answer tokens are fewer than the "
-        f"{PUBLISHED_ANSWERS / 1e6:.0f} million of published drafters, which reach {published[0]} to {published[1]}"
-    )
+        lengths = f"accept length {low} to {high}"
+    else:
+        lengths = (
+            f"accept length {low:.2f} to {high:.2f}, as {answers / 1e6:.2g} million answer tokens are fewer than the "
+            f"{PUBLISHED_ANSWERS / 1e6:.0f} million of published drafters, which reach {published.low} to "
+            f"{published.high}"
+        )
+    kept = "as others measured" if kind == "eagle3" else "as measured for EAGLE-3"
+    return f"{lengths}: {published.source}; {EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, {kept}"
 
 
-def _speedup(draft_cost: float, passes: float, published: tuple[float, float], work: Workload) -> Speedup:
+def _speedup(kind: str, draft_cost: float, passes: float, work: Workload) -> Speedup | None:
     """The expected speedup at batch size 1, where a pass takes as long as reading its weights.
 
-    It is accept length / (1 + draft passes x draft cost), limited to the published `EFFICIENCIES`.
+    None = nobody has published accept lengths of the kind. Else it is accept length / (1 + draft passes x draft cost),
+    limited to the published `EFFICIENCIES`.
     """
-    bound, lengths = 1 / (1 + passes * draft_cost), expected_lengths(published, work)
+    published = ACCEPT_LENGTHS.get(kind)
+    if published is None:
+        return None
+    bound = 1 / (1 + passes * draft_cost)
+    lengths = expected_lengths(published, work)
     low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
-    return Speedup(draft_cost, low, high)
+    return Speedup(low, high)
 
 
 def _kept_for_backward(target: ModelSize) -> int:
@@ -129,33 +155,23 @@ class Eagle3Plan(NamedTuple):
         states = 2 * (self.taps + 1) * target.hidden * tokens
         return _memory(target, sum(parts), round(rows * _kept_for_backward(target)) + states + 12 * parts[2])
 
-    def speedup(self) -> Speedup:
-        """The expected speedup at batch size 1: every level of a tree is a pass of the drafter."""
+    @property
+    def draft_cost(self) -> float:
+        """The time of a drafter pass in units of a target pass."""
         fc, layer, head = self._parameters
-        cost = (layer + head + fc / DRAFT_PASSES) / (self.target.body + self.target.head)
-        return _speedup(cost, DRAFT_PASSES, ACCEPT_LENGTHS, self.work)
+        return (layer + head + fc / DRAFT_PASSES) / (self.target.body + self.target.head)
 
-    def assumed(self, draft_cost: float) -> tuple[str, str]:
+    def speedup(self) -> Speedup | None:
+        """The expected speedup at batch size 1: every level of a tree is a pass of the drafter."""
+        return _speedup("eagle3", self.draft_cost, DRAFT_PASSES, self.work)
+
+    def assumed(self) -> tuple[str, str]:
         """What the figures assume about the drafter, in words."""
         return (
             f"an EAGLE-3 drafter of the target's widths, {self.work.draft_vocab} draft tokens: a pass costs "
-            f"{draft_cost:.1%} of the target's, {DRAFT_PASSES} a round",
-            f"{about_lengths(ACCEPT_LENGTHS, self.work)}: what EAGLE-3's authors report for Llama-3.1-8B; "
-            f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
+            f"{self.draft_cost:.1%} of the target's, {DRAFT_PASSES} a round",
+            about_lengths("eagle3", self.work),
         )
-
-
-BLOCKS = ("dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr")
-"""The values of `shape.kind` that are block drafters."""
-_QWEN4B, _OTHERS = "what DSpark's authors report for Qwen3-4B", "DFlash's on Qwen3-4B, as it has none of its own"
-BLOCK_ACCEPT_LENGTHS = {
-    "dflash": (3.07, 5.40, _QWEN4B), "dspark": (3.64, 6.11, _QWEN4B),
-    "jetspec": (4.58, 7.82, "what its authors report for its trees on Qwen3-8B"),
-    "domino": (3.70, 6.51, "DFlash's on Qwen3-4B and the 20.6% that speculators gained (#773)"),
-    "xpress": (3.99, 7.02, "DFlash's on Qwen3-4B and the 30% that its authors report"),
-    "dflash2": (3.07, 5.40, _OTHERS), "lilicorr": (3.07, 5.40, _OTHERS),
-}  # fmt: skip
-"""Accept lengths on MT-bench and GSM8K, at temperature 1 where that is known, and their source."""
 
 
 class BlockShape(NamedTuple):
@@ -171,7 +187,7 @@ class BlockShape(NamedTuple):
 
     def network(self, target: ModelSize) -> BlockNetwork:
         """The network on the meta device; the sizes of its heads are the kind's defaults."""
-        kind = KINDS.get(self.kind, KINDS["dflash"])  # JetSpec has DFlash's tensors
+        kind = KINDS["dflash" if self.kind == "jetspec" else self.kind]  # JetSpec has DFlash's tensors
         fields = kind.config.model_fields
         values: dict[str, Any] = {
             "hidden_size": target.hidden, "target_hidden_size": target.hidden, "vocab_size": target.vocab,
@@ -181,8 +197,6 @@ class BlockShape(NamedTuple):
             "head_dim": target.key, "num_aux_hidden_states": self.taps,
             "block_size": self.block_size or 7 + (not fields["sample_from_anchor"].default),
         }  # fmt: skip
-        if "lilicorr_hidden_size" in fields:
-            values["lilicorr_hidden_size"] = target.hidden
         return cast(BlockNetwork, kind.blank(kind.config(**values)))
 
     def blocks(self, answer_tokens: float) -> float:
@@ -226,8 +240,9 @@ def block_parameters(target: ModelSize, shape: BlockShape) -> BlockParameters:
         counts["tables" if looked_up else part] += p.numel()
         counts["context"] += p.numel() if ".k_proj." in name or ".v_proj." in name else 0
     config = network.config
-    candidates = getattr(config, "lilicorr_candidate_topk", 1)
-    return BlockParameters(**counts, slots=config.block_size, guesses=config.guesses, candidates=candidates)
+    return BlockParameters(
+        **counts, slots=config.block_size, guesses=config.guesses, candidates=network.corrections_per_guess
+    )
 
 
 class BlockPlan(NamedTuple):
@@ -266,20 +281,23 @@ class BlockPlan(NamedTuple):
         context = chats * length * (2 * (shape.taps + 1) * target.hidden + 8 * shape.layers * target.key)
         return _memory(target, found.own, round(rows * _kept_for_backward(target)) + context)
 
-    def speedup(self) -> Speedup:
-        """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
-        found, target = block_parameters(self.target, self.shape), self.target
-        cost = (found.fc + found.layers + found.correction + target.head) / (target.body + target.head)
-        return _speedup(cost, 1, BLOCK_ACCEPT_LENGTHS[self.shape.kind][:2], self.work)
+    @property
+    def draft_cost(self) -> float:
+        """The time of a draft in units of a target pass."""
+        found = block_parameters(self.target, self.shape)
+        read = found.fc + found.layers + found.correction + self.target.head
+        return read / (self.target.body + self.target.head)
 
-    def assumed(self, draft_cost: float) -> tuple[str, str]:
+    def speedup(self) -> Speedup | None:
+        """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
+        return _speedup(self.shape.kind, self.draft_cost, 1, self.work)
+
+    def assumed(self) -> tuple[str, str]:
         """What the figures assume about the drafter, in words."""
-        *lengths, source = BLOCK_ACCEPT_LENGTHS[self.shape.kind]
         return (
             f"a {self.shape.kind} drafter of the target's widths, {self.shape.layers} layers, with the target's "
-            f"embedding and head: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
-            f"{about_lengths((lengths[0], lengths[1]), self.work)}: {source}; "
-            f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as measured for EAGLE-3",
+            f"embedding and head: a draft costs {self.draft_cost:.1%} of a pass of the target, once a round",
+            about_lengths(self.shape.kind, self.work),
         )
 
 
@@ -328,19 +346,21 @@ class PEaglePlan(NamedTuple):
         own = fc + layers + head + target.head  # its embedding is as large as the target's head
         return _memory(target, own, round(rows * _kept_for_backward(target)) + states + 12 * head)
 
-    def speedup(self) -> Speedup:
-        """The expected speedup at batch size 1: a draft reads the drafter's weights once."""
-        cost = sum(self._parameters) / (self.target.body + self.target.head)
-        return _speedup(cost, 1, ACCEPT_LENGTHS, self.work)
+    @property
+    def draft_cost(self) -> float:
+        """The time of a draft in units of a target pass."""
+        return sum(self._parameters) / (self.target.body + self.target.head)
 
-    def assumed(self, draft_cost: float) -> tuple[str, str]:
+    def speedup(self) -> Speedup | None:
+        """The expected speedup at batch size 1: a draft reads the drafter's weights once."""
+        return _speedup("peagle", self.draft_cost, 1, self.work)
+
+    def assumed(self) -> tuple[str, str]:
         """What the figures assume about the drafter, in words."""
         return (
             f"a P-EAGLE drafter of the target's widths, {self.layers} layers, {self.work.draft_vocab} draft tokens, "
-            f"with an embedding of its own: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
-            f"{about_lengths(ACCEPT_LENGTHS, self.work)}, which is EAGLE-3's: what its authors report for "
-            "Llama-3.1-8B; "
-            f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
+            f"with an embedding of its own: a draft costs {self.draft_cost:.1%} of a pass of the target, once a round",
+            about_lengths("peagle", self.work),
         )
 
 
@@ -349,7 +369,10 @@ DrafterPlan = Eagle3Plan | PEaglePlan | BlockPlan
 
 @dataclass(frozen=True)
 class PlannedDrafter:
-    """The planned drafter: its kind, and its sizes; None is the kind's default."""
+    """The planned drafter: its kind, and its sizes; None is the kind's default.
+
+    Raises UsageError for a kind that isn't planned.
+    """
 
     kind: str = "eagle3"
     unroll: int | None = None
@@ -358,10 +381,20 @@ class PlannedDrafter:
     block_size: int | None = None
     anchors: int | None = None
 
+    def __post_init__(self) -> None:
+        known = ("eagle3", "peagle", "jetspec")
+        if self.kind in known or (self.kind in KINDS and KINDS[self.kind].config.is_block):
+            return
+        blocks = [name for name in KINDS.own if KINDS[name].config.is_block]
+        raise UsageError(
+            f"no drafter of kind {self.kind!r} can be planned: use {', '.join((*known, *blocks))}, or another "
+            "block drafter"
+        )
+
     @property
     def is_block(self) -> bool:
         """Whether it guesses blocks, with the target's embedding and head."""
-        return self.kind in BLOCKS
+        return self.kind not in ("eagle3", "peagle")
 
     @property
     def layers(self) -> int:

@@ -2,6 +2,9 @@
 
 With `extends: FILE`, or a list of files, a recipe overrides values of other recipes, key by key. Paths are relative to
 the recipe; names of recipes that come with the package work, too.
+
+Other packages bring recipes by entry points `eyas.recipes`, whose value is a package: the YAML files in its folder are
+found by their names there. Nothing of such a package is imported.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 from eyas.config import read_yaml
 from eyas.errors import ConfigError
+from eyas.plugins import installed, source_of, warn_once
 
 FOLDER = Path(__file__).parent
 SWEEPS = "sweeps"
@@ -20,25 +24,54 @@ SWEEPS = "sweeps"
 
 
 def known_recipes(folder: str = "") -> dict[str, Path]:
-    """Name -> file of the recipes that come with the package, or of the files in `folder`."""
+    """Name -> file of the recipes that come with eyas and with other packages, or of the files in `folder`.
+
+    eyas's own names are kept. A name that several other packages have is left out.
+    """
+    found = _recipes_in(FOLDER, folder)
+    for name, paths in _plugged(folder).items():
+        if len(paths) == 1:
+            found.setdefault(name, paths[0])
+    return found
+
+
+def _plugged(folder: str) -> dict[str, list[Path]]:
+    """Name -> files of the recipes that packages bring by their entry points."""
+    found: dict[str, list[Path]] = {}
+    for plugin in installed()["eyas.recipes"]:
+        place = source_of(plugin.module)
+        if place is None or not place.is_dir():
+            warn_once(str(plugin.broken(f"there is no folder of a package {plugin.module}")))
+            continue
+        for name, path in _recipes_in(place, folder).items():
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def _recipes_in(place: Path, folder: str) -> dict[str, Path]:
     return {
-        path.relative_to(FOLDER / folder).with_suffix("").as_posix(): path
-        for path in sorted((FOLDER / folder).rglob("*.yaml"))
+        path.relative_to(place / folder).with_suffix("").as_posix(): path
+        for path in sorted((place / folder).rglob("*.yaml"))
         if folder or path.parent.name != SWEEPS
     }
 
 
 def find_recipe(name: str | Path, folder: str = "") -> Path:
-    """The file `name`, or else the package's of that name (`eagle3`, `smollm2/eagle3`); `folder` may be `SWEEPS`.
+    """The file `name`, or else the recipe of that name (`eagle3`, `smollm2/eagle3`); `folder` may be `SWEEPS`.
 
     Raises ConfigError listing the known names.
     """
     if Path(name).is_file():
         return Path(name)
-    known = known_recipes(folder)
     wanted = str(name).removesuffix(".yaml")
+    own = _recipes_in(FOLDER, folder)
+    if wanted in own:
+        return own[wanted]
+    known = known_recipes(folder)
     if wanted in known:
         return known[wanted]
+    if claimed := _plugged(folder).get(wanted):
+        raise ConfigError(f"several packages bring a recipe {wanted}: name one of {', '.join(map(str, claimed))}")
     near = get_close_matches(wanted.rpartition("/")[2], known, n=1)
     what = "sweep" if folder else "recipe"
     raise ConfigError(

@@ -9,9 +9,10 @@ torch is imported only when a tree is made: command lines check names before the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from eyas.errors import UsageError
+from eyas.plugins import Registry
 from eyas.tree.bounds import check_sizes
 
 if TYPE_CHECKING:
@@ -81,25 +82,75 @@ def is_auto(text: str | None) -> bool:
     return True
 
 
+class MakeTree(Protocol):
+    """What an entry point `eyas.trees` names: a function that makes a tree shape from the text after `NAME:`.
+
+    It returns a `TreeSpec` (`eyas.tree.draft_tree`), whose `start` makes the `Growth` of one draft: that is given the
+    logits of each level and says which tokens become nodes. `eyas.tree.dynamic` is an example. Raises UsageError for
+    arguments that it doesn't take, naming those it does.
+    """
+
+    def __call__(self, arguments: str, /) -> TreeSpec:
+        """The shape; `arguments` is empty if nothing follows the name."""
+
+
 def parse_tree(text: str) -> TreeSpec:
     """The tree shape that `text` names. Raises UsageError, which lists the accepted forms."""
-    from eyas.tree.dynamic import DynamicTree
-    from eyas.tree.lookahead import LookaheadTree
-    from eyas.tree.shared import SharedTree
+    read_tree(text)
+    name, _, arguments = text.partition(":")
+    return TREES[name](arguments)
+
+
+def make_static(arguments: str) -> TreeSpec:
+    """A named static tree."""
     from eyas.tree.static import StaticTree
 
-    named = read_tree(text)
-    if named.kind == "static":
-        return StaticTree(PRESETS[text.partition(":")[2]])
-    if named.kind == "chain":
-        return StaticTree.chain(*named.sizes)
-    if named.kind == "lookahead":
-        return LookaheadTree(*named.sizes)
-    if named.kind == "dynamic":
-        depth, top_k, nodes = named.sizes
-        return DynamicTree(depth, top_k, nodes, named.threshold)
+    return StaticTree(PRESETS[arguments])
+
+
+def make_chain(arguments: str) -> TreeSpec:
+    """A chain of K tokens."""
+    from eyas.tree.static import StaticTree
+
+    return StaticTree.chain(*read_tree(f"chain:{arguments}").sizes)
+
+
+def make_lookahead(arguments: str) -> TreeSpec:
+    """The tree of lookahead decoding: W, N and G."""
+    from eyas.tree.lookahead import LookaheadTree
+
+    return LookaheadTree(*read_tree(f"lookahead:{arguments}").sizes)
+
+
+def make_dynamic(arguments: str) -> TreeSpec:
+    """A dynamic tree: depth, top k, nodes, and a threshold."""
+    from eyas.tree.dynamic import DynamicTree
+
+    named = read_tree(f"dynamic:{arguments}")
+    depth, top_k, nodes = named.sizes
+    return DynamicTree(depth, top_k, nodes, named.threshold)
+
+
+def make_shared(arguments: str) -> TreeSpec:
+    """A tree whose budget is the whole batch's: depth, width, budget, the most per row, and a threshold."""
+    from eyas.tree.shared import SharedTree
+
+    named = read_tree(f"shared:{arguments}")
     depth, width, budget, *per_row = named.sizes
     return SharedTree(depth, width, budget, per_row[0] if per_row else None, named.threshold)
+
+
+def _wrong(_: str, found: Any) -> str | None:
+    return None if callable(found) else f"it is a {type(found).__name__}, not a function that makes a tree shape"
+
+
+TREES: Registry[MakeTree] = Registry(
+    "eyas.trees",
+    {name: f"{__name__}:make_{name}" for name in ("chain", "static", "dynamic", "shared", "lookahead")},
+    _wrong,
+    reserved=("auto",),
+)
+"""All tree shapes by name. Other packages' shapes are entry points `eyas.trees`."""
 
 
 class TreeName(NamedTuple):
@@ -112,8 +163,13 @@ class TreeName(NamedTuple):
 
 
 def read_tree(text: str) -> TreeName:
-    """Read and check the name of a tree without making it. Raises UsageError, which lists the accepted forms."""
+    """Read and check the name of a tree without making it. Raises UsageError, which lists the accepted forms.
+
+    Of another package's shape only the name is checked.
+    """
     kind, _, rest = text.partition(":")
+    if kind not in TREES.own and kind in TREES:
+        return TreeName(kind, (), 0.0)
     if kind == "static":
         if rest not in PRESETS:
             raise UsageError(f"unknown static tree {rest!r}: known are {', '.join(sorted(PRESETS))}")
@@ -127,7 +183,8 @@ def read_tree(text: str) -> TreeName:
     sizes = tuple(int(number) for number in numbers[: len(names)] if number.is_integer())
     most = len(names) + (kind in _WITH_THRESHOLD)
     if not names or len(sizes) != min(len(numbers), len(names)) or not fewest <= len(numbers) <= most:
-        raise UsageError(f"unknown tree {text!r}: write {_FORMS}")
+        further = "".join(f", {name}:..." for name in TREES.plugins)
+        raise UsageError(f"unknown tree {text!r}: write {_FORMS}{further}")
     threshold = numbers[len(names)] if len(numbers) > len(names) else 0.0
     check_sizes(kind, threshold, **dict(zip(names, sizes, strict=False)))
     return TreeName(kind, sizes, threshold)

@@ -21,9 +21,9 @@ from eyas.bench.offline.methods import (
     with_trees,
     without_drafter,
 )
-from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.options import read_method
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.session import Session
 from eyas.targets import load_target

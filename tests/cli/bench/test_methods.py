@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 
 from ...pairs import Pair, save_drafter, write_rows
 

@@ -15,10 +15,11 @@ from click.testing import Result
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from eyas.cli.app import GROUPS, VERBS
 from eyas.cli.common.aliases import REFUSED, VLLM_KEYS, SpeculationAliases, option_name
 from eyas.cli.common.options import DraftOptions, TargetPanel
 from eyas.cli.common.verb import Given, Spread, add_verb
+
+from ...verbs import GROUPS, VERBS
 
 Run = Callable[..., Result]
 PAGE = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")

@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 import typer
 
-from eyas.cli.app import GROUPS, VERBS, app
+from eyas.cli.app import app
+
+from ...verbs import GROUPS, VERBS
 
 
 def commands() -> dict[str, Any]:
     """Every verb's command by its name."""
     root: Any = typer.main.get_command(app)
-    found = {name: root.commands[name] for name in VERBS}
+    found = {name: root.get_command(None, name).command for name in VERBS}
     return found | {
-        f"{group} {name}": root.commands[group].commands[name] for group, (_, verbs) in GROUPS.items() for name in verbs
+        f"{group} {name}": root.get_command(None, group).command.commands[name]
+        for group, (_, verbs) in GROUPS.items()
+        for name in verbs
     }
 
 

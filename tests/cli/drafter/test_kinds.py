@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eyas.drafters.checkpoint import save_network
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 
 from ... import tiny
 from ...pairs import Pair, tokenizer

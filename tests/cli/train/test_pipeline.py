@@ -81,6 +81,7 @@ class CommandLine:
         words, names = command[3:], []
         while hasattr(leaf, "commands"):
             leaf, words = leaf.commands[words[0]], [*words[1:]]
+            leaf = getattr(leaf, "command", leaf)  # verbs are imported when they are run
             names.append(leaf.name)
         leaf.make_context(leaf.name, list(words))  # an option it doesn't have, or a file that isn't there, ends here
         verb = " ".join(names)

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import set_vocabulary
-from eyas.drafters.registry import KINDS
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
 from eyas.interop.inspect.report import report_drafter

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.network import DraftNetwork, set_vocabulary
-from eyas.drafters.registry import KINDS
 from eyas.errors import ExportError
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import ServedTarget

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.registry import KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import DrafterShape, drafter_config, fresh_network, shape_of
 from eyas.train.loss.config import LossConfig

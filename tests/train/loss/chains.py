@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.network import DraftNetwork, set_vocabulary
-from eyas.drafters.registry import KINDS
 
 VOCAB, DRAFT, HIDDEN = 40, 20, 16
 

@@ -15,9 +15,9 @@ from eyas.data.tokens.batches import ChatBatches, SegmentConfig
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.block.decoding import BlockProposer
 from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import set_vocabulary
-from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.train.loss.block import Anchors, BlockAttention, Blocks, blocks_at, read_context, run_blocks, sampled_anchors
 from eyas.train.loss.config import LossConfig

@@ -21,10 +21,16 @@ from eyas.bench.offline.runner import PLAIN
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import PROVENANCE
 from eyas.drafters.files import CONFIG, read_json
-from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import WITHOUT_DRAFTER, DrafterOptions, method_of, read_method
+from eyas.drafters.options import (
+    DrafterOptions,
+    method_of,
+    methods_without_drafter,
+    needs_no_drafter,
+    read_method,
+)
 from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine
@@ -89,7 +95,7 @@ PRESETS: Mapping[str, Sequence[Seed]] = {"seeds": SEEDS}
 def all_choices(drafters: Mapping[str, str]) -> list[MethodChoice]:
     """Every method: all `drafters` (name -> files), all methods without weights, and hybrids."""
     chosen = [MethodChoice(name, source) for name, source in drafters.items()]
-    chosen += [MethodChoice(name, method=name) for name in WITHOUT_DRAFTER if name not in drafters]
+    chosen += [MethodChoice(name, method=name) for name in methods_without_drafter() if name not in drafters]
     chosen += [MethodChoice(f"{name}{UNITED}suffix", source, f"{UNITED}suffix") for name, source in drafters.items()]
     return chosen
 
@@ -117,7 +123,7 @@ def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[Metho
     for seed in PRESETS[preset]:
         if seed.drafter in drafters:
             chosen.append(MethodChoice(seed.name, drafters[seed.drafter], None, seed.tree))
-        elif seed.drafter in WITHOUT_DRAFTER:
+        elif needs_no_drafter(seed.drafter):
             chosen.append(MethodChoice(seed.name, None, seed.drafter, seed.tree))
         else:
             skipped.append(Skipped(seed.name, _missing(seed.drafter)))

@@ -28,7 +28,7 @@ from eyas.cli.common.options import (
     Trees,
 )
 from eyas.cli.common.verb import FAILURE, Given
-from eyas.drafters.options import WITHOUT_DRAFTER, check_source
+from eyas.drafters.options import check_source, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
 from eyas.tables import show_table
@@ -172,7 +172,7 @@ def _drafters(
     read = files.of(draft_model)
     found: dict[str, DrafterOptions] = {}
     for name in methods:
-        found[name] = read.of(None if name in WITHOUT_DRAFTER else draft_model, name)
+        found[name] = read.of(None if needs_no_drafter(name) else draft_model, name)
         check_source(name, found[name].source)
     if draft_model is not None and not any(one.source for one in found.values()):
         if found:

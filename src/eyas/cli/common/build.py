@@ -11,7 +11,7 @@ from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetPanel
 from eyas.drafters.options import check_source, read_method
-from eyas.drafters.weightless import NAMES as WEIGHTLESS
+from eyas.drafters.weightless import METHODS
 from eyas.errors import UsageError
 from eyas.runtime import importing
 from eyas.tree import is_auto
@@ -152,7 +152,7 @@ def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
     if draft.acceptance != REJECTION:
         walk_numbers(draft.acceptance)
         return
-    if draft.method in WEIGHTLESS:
+    if draft.method in METHODS:
         raise UsageError(f"--acceptance {REJECTION} needs a drafter that draws from distributions: leave out --method")
     if tree is None or not tree.startswith("chain:"):
         raise UsageError(f"--acceptance {REJECTION} needs chains of a fixed length: give --tree chain:K")

@@ -75,14 +75,14 @@ def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -
     parameters = [_CONTEXT, *spread.signature.parameters.values()]
     command.__signature__ = spread.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    text, examples = described(function)
+    text, examples = described(getdoc(function) or "")
     verb = type("Verb", (VerbCommand,), {"examples": examples, "needed": spread.needed})
     app.command(name, cls=verb, help=text, epilog=EPILOG if spread.has_aliases else None)(command)
 
 
-def described(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
+def described(docstring: str) -> tuple[str, tuple[str, ...]]:
     """A verb's help, and its examples: the commands after `Examples:` in its docstring, one a line."""
-    text, _, examples = (getdoc(function) or "").partition("\nExamples:\n")
+    text, _, examples = docstring.partition("\nExamples:\n")
     return text, tuple(line.strip() for line in examples.splitlines() if line.strip())
 
 

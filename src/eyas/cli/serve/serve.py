@@ -27,7 +27,7 @@ from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
 from eyas.cli.learn.learn import LearnOptions
-from eyas.drafters.options import AUTO, PREDICTION, WITHOUT_DRAFTER
+from eyas.drafters.options import AUTO, PREDICTION, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.runtime import LOADING, keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
@@ -243,7 +243,7 @@ def _with_defaults(draft: DraftOptions) -> DraftOptions:
     """With a drafter and no tree, `--tree auto`: trees sized by measured cost. Without one, predictions are drafted."""
     if draft == DraftOptions():
         return replace(draft, method=PREDICTION, tree="auto")
-    drafts = draft.draft_model is not None or draft.method in WITHOUT_DRAFTER
+    drafts = draft.draft_model is not None or needs_no_drafter(draft.method)
     if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")
     return draft

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from typer import Option
 
@@ -34,13 +34,21 @@ class PlannedTarget:
     )
 
 
+def _kinds(begun: str) -> list[str]:
+    """The kinds that eyas plans itself and whose names begin so, for shell completion."""
+    return [name for name in ("eagle3", "peagle", "dflash", "jetspec", "dspark", "dflash2") if name.startswith(begun)]
+
+
 @dataclass(frozen=True)
 class PlannedDrafterOptions:
     """The drafter that is planned; options that its kind doesn't have are refused."""
 
     kind: Annotated[
-        Literal["eagle3", "peagle", "dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr"],
-        Option(help="The kind of drafter; all but eagle3 are experimental, all after peagle are block drafters."),
+        str,
+        Option(
+            help="eagle3, peagle, or a block drafter: dflash, jetspec, dspark, dflash2, or another package's.",
+            autocompletion=_kinds,
+        ),
     ] = "eagle3"
     unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: unrolled steps (default: 7, 8).")] = None
     draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: draft vocabulary (default: 32000).")] = None
@@ -150,7 +158,7 @@ def plan(
         f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {count}",
         *([] if cluster is None else _about(cluster, hardware.price)),
         f"{answer_share:.0%} of the tokens are answers; every chat has {length} tokens",
-        *costs.assumed(costs.speedup().draft_cost),
+        *costs.assumed(),
     ):
         console.print(f"  {line}")
 
@@ -213,11 +221,16 @@ def _show_speedup(console: Console, costs: DrafterPlan, on: Machine, model: str)
     from eyas.plan.costs import plain_speed
 
     gain, speed = costs.speedup(), plain_speed(costs.target, on)
-    console.print(
-        f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
-        f"plain decoding {_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
-    )
-    if gain.low < 1:
+    if gain is None:
+        console.print(
+            f"no speedup is estimated, as nobody has published accept lengths; plain decoding {_rate(speed)} tokens/s"
+        )
+    else:
+        console.print(
+            f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: plain decoding "
+            f"{_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
+        )
+    if gain is not None and gain.low < 1:
         console.print("below 1x drafting doesn't pay: eyas serve then decodes plainly; more chats help most")
     console.print(
         "free: --method ngram and --method suffix need no chats and no training, and are fast where answers repeat "

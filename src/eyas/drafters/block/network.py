@@ -147,6 +147,11 @@ class BlockNetwork(DraftNetwork):
         """Whether logits are corrected for the tokens before."""
         return type(self).follow is not BlockNetwork.follow
 
+    @property
+    def corrections_per_guess(self) -> int:
+        """How often the matrices of a correction are multiplied per guess: once, or for each candidate."""
+        return 1
+
     def begin(self, block: Block) -> Block:
         """The block with `hints`: values that the corrections of all paths share."""
         return block

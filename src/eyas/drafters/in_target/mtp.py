@@ -36,7 +36,7 @@ from eyas.drafters.formats.gguf_heads import find_heads, read_heads
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
 from eyas.drafters.network import Attend, DraftNetwork, Stage, device_lengths, shapes_of, staged_attention
-from eyas.drafters.weightless import NAMES as WITHOUT_FILES
+from eyas.drafters.weightless import METHODS
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.gguf_config import FULL, LINEAR
 from eyas.targets import Target
@@ -290,7 +290,7 @@ def _of_folder(path: Path, target: Target) -> list[TargetModule]:
     if found is None:
         raise CheckpointError(
             f"{path} has no MTP modules (of the layouts of {', '.join(layout.family for layout in LAYOUTS)}): give a "
-            f"drafter with --draft-model, or a --method that needs none, such as {', '.join(WITHOUT_FILES)}"
+            f"drafter with --draft-model, or a --method that needs none, such as {', '.join(METHODS.own)}"
         )
     return [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
 

@@ -93,6 +93,10 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
     return values | {NESTED: nested}
 
 
+BLOCK_LOSS = {"unroll": 7, "decay": 0.7788, "anchors": 512}
+"""DFlash's loss, from which those of the other block drafters differ in few settings."""
+
+
 def block_kind(
     name: str, config: type[BlockConfig], network: type[BlockNetwork], architectures: Collection[str], **more: Any
 ) -> Kind:
@@ -101,7 +105,7 @@ def block_kind(
     The first architecture is the one that is written.
     """
     read, write = partial(read_block, config, name), partial(write_block, next(iter(architectures)), ())
-    given = {"read": read, "write": write, "proposer": BlockProposer, **more}
+    given = {"read": read, "write": write, "proposer": BlockProposer, "loss": BLOCK_LOSS, **more}
     return Kind(name, config, network, architectures=frozenset(architectures), **given)
 
 

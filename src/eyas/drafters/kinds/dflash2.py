@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed, among
 from eyas.drafters.config import WIDEST
 from eyas.drafters.kind import DFLASH2
-from eyas.drafters.kinds.dflash import block_kind, write_block
+from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, write_block
 from eyas.drafters.network import Attend, Attention, DecoderLayer, Rope
 
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
@@ -147,6 +147,7 @@ class DFlash2Network(ConvolvedNetwork):
 
 KIND = block_kind(
     "dflash2", DFlash2Config, DFlash2Network, ("DFlash2DraftModel",), marks=("candidate_selector.",), family=DFLASH2,
+    loss={**BLOCK_LOSS, "base_weight": 1.0},
     write=partial(
         write_block, "DFlash2DraftModel", ("block_size", *CONVOLUTION, "selector_rank", "selector_top_k")
     ),

@@ -17,7 +17,7 @@ from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Follow
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import NESTED
 from eyas.drafters.kind import DSPARK
-from eyas.drafters.kinds.dflash import block_kind, write_block
+from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, write_block
 
 
 class DSparkConfig(BlockConfig):
@@ -107,4 +107,5 @@ class DSparkNetwork(BlockNetwork):
 KIND = block_kind(
     "dspark", DSparkConfig, DSparkNetwork, ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"),
     marks=("markov_head.", "confidence_head."), family=DSPARK, write=write,
+    loss={**BLOCK_LOSS, "token": "l1"},
 )  # fmt: skip

@@ -95,4 +95,5 @@ KIND = Kind(
     family=EAGLE,
     fixed_taps=True,
     paired_inputs=("fc.weight",),
+    loss={"token_weight": 0.1, "feature": "smooth_l1", "feature_weight": 1.0, "unroll": 1, "noise": 0.2},
 )

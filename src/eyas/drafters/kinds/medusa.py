@@ -159,4 +159,5 @@ KIND = Kind(
     architectures=frozenset({"MedusaModel"}),
     model_type=_MODEL_TYPE,
     fixed_taps=True,
+    loss={"unroll": 5},
 )

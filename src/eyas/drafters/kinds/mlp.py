@@ -99,4 +99,5 @@ KIND = Kind(
     architectures=frozenset({_ARCHITECTURE}),
     model_type=_MODEL_TYPE,
     paired_inputs=("layers.0.weight",),
+    loss={"token_weight": 0.1, "feature": "mse", "feature_weight": 1.0, "unroll": 1},
 )

@@ -89,4 +89,5 @@ KIND = Kind(
     family=PEAGLE,
     paired_inputs=PAIRED_INPUTS,
     proposer=ParallelProposer,
+    loss={"unroll": 8, "decay": 1.0, "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -18,9 +18,9 @@ from eyas.drafters.config import (
     TransformerConfig,
 )
 from eyas.drafters.kind import Kind
+from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork, set_vocabulary
-from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
 from eyas.targets.passes import EmbeddingAndHead
@@ -29,11 +29,20 @@ from eyas.targets.taps import default_taps, spread_taps
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
 
-_PRESETS: dict[str, tuple[str, dict[str, bool]]] = {
-    "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
-    "jetspec": ("dflash", {"causal": True}),
+
+class _Preset(NamedTuple):
+    """A name for a kind with certain options."""
+
+    kind: str
+    options: dict[str, bool] = {}  # noqa: RUF012  # nobody changes it
+    loss: dict[str, Any] = {}  # noqa: RUF012
+    """What its paper's loss has instead of the kind's."""
+
+
+_PRESETS = {
+    "eagle3.1": _Preset("eagle3", {"fc_norm": True, "norm_output": True}),
+    "jetspec": _Preset("dflash", {"causal": True}, {"token": "kl", "decay": 1.0}),
 }
-"""Preset -> its kind and the options that it sets."""
 _OF_EVERY_KIND = {
     "kind",
     "draft_vocab_size",
@@ -75,7 +84,7 @@ class DrafterShape(StrictModel):
     Options that the kind doesn't have are refused.
     """
 
-    kind: str = "eagle3"  # a name in `eyas.drafters.registry.KINDS`, or eagle3.1 or jetspec
+    kind: str = "eagle3"  # a name in `eyas.drafters.kinds.KINDS`, or eagle3.1 or jetspec
     draft_vocab_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = (
         "auto"  # None: the target's whole vocabulary
     )
@@ -161,7 +170,7 @@ class DrafterShape(StrictModel):
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        if kind not in (*KINDS, *_PRESETS):
+        if kind not in _PRESETS and kind not in KINDS:
             raise ValueError(f"unknown kind of drafter {kind!r}: use one of {', '.join((*KINDS, *_PRESETS))}")
         return kind
 
@@ -190,7 +199,16 @@ class DrafterShape(StrictModel):
     @property
     def definition(self) -> Kind:
         """The registered kind; for a preset such as eagle3.1, the kind that it is based on."""
-        return KINDS[_PRESETS.get(self.kind, (self.kind, {}))[0]]
+        return KINDS[self._preset.kind]
+
+    @property
+    def usual_loss(self) -> dict[str, Any]:
+        """The settings of the loss in its paper, where they differ from EAGLE-3's."""
+        return {**self.definition.loss, **self._preset.loss}
+
+    @property
+    def _preset(self) -> _Preset:
+        return _PRESETS.get(self.kind, _Preset(self.kind))
 
     @property
     def embedding_owner(self) -> str:
@@ -279,7 +297,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         latent = "kv_lora_rank" in cls.model_fields
         values |= latent_sizes(own) if latent else head_sizes(own, heads, width)
     given = {name: getattr(shape, name) for name in _options(shape.definition)}
-    values |= _PRESETS.get(shape.kind, ("", {}))[1]
+    values |= shape._preset.options
     values |= {_FIELD.get(name, name): value for name, value in given.items() if value is not None}
     values |= shape.options
     if values.get("q_lora_rank") == 0:
@@ -297,8 +315,6 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["num_aux_hidden_states"] = len(taps)
     if cls.is_block:
         values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
-    if "lilicorr_hidden_size" in cls.model_fields:
-        values.setdefault("lilicorr_hidden_size", width)
     if issubclass(cls, MaskedConfig):
         values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter

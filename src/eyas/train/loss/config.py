@@ -69,25 +69,3 @@ class LossConfig(StrictModel):
         if self.token_weight == 0 and self.feature_weight == 0:
             raise ValueError("token_weight and feature_weight are both 0: nothing would be trained")
         return self
-
-    @classmethod
-    def for_kind(cls, kind: str) -> LossConfig:
-        """The loss in the paper of a drafter kind; EAGLE-3's, the default, for any other kind."""
-        return _OF_PAPERS.get(kind, cls())
-
-
-_BLOCK = LossConfig(unroll=7, decay=0.7788, anchors=512)
-_OF_PAPERS = {
-    "dflash": _BLOCK,
-    "dflash2": _BLOCK.model_copy(update={"base_weight": 1.0}),
-    "domino": _BLOCK.model_copy(update={"base_weight": 0.5}),
-    "dspark": _BLOCK.model_copy(update={"token": "l1"}),
-    "jetspec": _BLOCK.model_copy(update={"token": "kl", "decay": 1.0}),
-    "lilicorr": _BLOCK.model_copy(update={"base_weight": 1.0}),
-    "xpress": _BLOCK.model_copy(update={"base_weight": 0.6}),
-    "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
-    "medusa": LossConfig(unroll=5),
-    "peagle": LossConfig(unroll=8, decay=1.0, down_sample_ratio=0.7, down_sample_ratio_min=0.2),
-    "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
-}
-"""Drafter kind -> the loss in its paper, if that differs from EAGLE-3's."""

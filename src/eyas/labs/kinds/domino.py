@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import NESTED, Fields
-from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
+from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 
 
 class DominoConfig(BlockConfig):
@@ -80,5 +80,5 @@ class DominoNetwork(BlockNetwork):
 
 KIND = block_kind(
     "domino", DominoConfig, DominoNetwork, ("DominoDraftModel",), marks=("prefix_gru.", "embed_proj."), read=read,
-    write=write,
+    write=write, loss={**BLOCK_LOSS, "base_weight": 0.5},
 )  # fmt: skip

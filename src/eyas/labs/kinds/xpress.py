@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
+from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 from eyas.errors import ConfigError
 
 
@@ -103,5 +103,5 @@ class XPressNetwork(BlockNetwork):
 
 KIND = block_kind(
     "xpress", XPressConfig, XPressNetwork, ("XPressDraftModel", "Qwen3XPressModel"), marks=("xpress_head.",), read=read,
-    write=write,
+    write=write, loss={**BLOCK_LOSS, "base_weight": 0.6},
 )  # fmt: skip

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import Block, Followed, among
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import NESTED, Fields
-from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
+from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 from eyas.drafters.kinds.dflash2 import CONVOLUTION, ConvolvedConfig, ConvolvedNetwork
 from eyas.drafters.network import RMSNorm
 
@@ -33,6 +33,7 @@ class LiLiCorrConfig(ConvolvedConfig):
     """The taps of the layers' convolutions; 0 = no convolutions."""
     conv_group_size: int = Field(default=0, ge=0, le=WIDEST)
     lilicorr_hidden_size: int = Field(ge=1, le=WIDEST)
+    """By default the drafter's width."""
     lilicorr_num_layers: int = Field(default=2, ge=1, le=64)
     lilicorr_num_heads: int = Field(default=4, ge=1, le=WIDEST)
     lilicorr_mlp_ratio: float = Field(default=2.0, gt=0, le=64)
@@ -42,6 +43,13 @@ class LiLiCorrConfig(ConvolvedConfig):
     lilicorr_vector_eps: float = Field(default=1e-6, gt=0, lt=0.5)
     lilicorr_logit_scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """The factor that turns cosines into logits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_wide_as_the_drafter(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("lilicorr_hidden_size") is None:
+            return {**values, "lilicorr_hidden_size": values.get("hidden_size")}
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> LiLiCorrConfig:
@@ -57,8 +65,6 @@ def read(fields: Fields) -> LiLiCorrConfig:
     nested = dict(fields.values.get(NESTED) or {})
     nested.pop("lilicorr_enabled", None)
     fields.values[NESTED] = nested
-    if not nested.get("lilicorr_hidden_size"):
-        fields.default("lilicorr_hidden_size", fields.raw.get("hidden_size"))
     made: LiLiCorrConfig = read_block(LiLiCorrConfig, "lilicorr", fields)
     return made
 
@@ -164,6 +170,10 @@ class LiLiCorrNetwork(ConvolvedNetwork):
         super().__init__(config)
         self.lilicorr = Correlator(config)
 
+    @property
+    def corrections_per_guess(self) -> int:
+        return self.config.lilicorr_candidate_topk
+
     def begin(self, block: Block) -> Block:
         states = block.guesses(self.config.guesses)
         logits = self.logits(states)
@@ -195,5 +205,6 @@ class LiLiCorrNetwork(ConvolvedNetwork):
 
 
 KIND = block_kind(
-    "lilicorr", LiLiCorrConfig, LiLiCorrNetwork, ("LiLiCorrDraftModel",), marks=("lilicorr.",), read=read, write=write
-)
+    "lilicorr", LiLiCorrConfig, LiLiCorrNetwork, ("LiLiCorrDraftModel",), marks=("lilicorr.",), read=read, write=write,
+    loss={**BLOCK_LOSS, "base_weight": 1.0},
+)  # fmt: skip
