@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import getdoc
 from pathlib import Path
@@ -26,6 +26,7 @@ from eyas.targets import load_target
 from eyas.train.recipe import Recipe
 
 from .doc_pages import PAGES, ROOT, Block, blocks, commands, commented_commands, named_verb, parse, parse_script
+from .packages import build_and_install, on_the_path
 from .verbs import DEFAULTED, GROUPS, VERBS
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -35,6 +36,14 @@ RECIPES = sorted(
 )
 FOLDERS = ("recipes/", "benchmarks/", "docs/", "src/", "tests/", "examples/")
 """Paths that begin so are files of this repository."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_example_is_installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As on the page that tells how."""
+    site = tmp_path_factory.mktemp("example") / "site"
+    with on_the_path(build_and_install(ROOT / "examples" / "two_layer", site)):
+        yield
 
 
 def name_of(page: Path) -> str:
