@@ -12,7 +12,7 @@ import torch
 import eyas
 from eyas.assets import named_target
 from eyas.bench.offline.certificate import own_modules
-from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.targets import Target, load_target

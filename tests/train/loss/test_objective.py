@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch
 from eyas.drafters.levels import HeadsNetwork
 from eyas.errors import ConfigError
+from eyas.train.drafter.shape import DrafterShape
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective, feature_noise
 from eyas.types import CONTEXT_BUCKETS
@@ -21,6 +22,11 @@ from ... import tiny
 from .chains import HIDDEN, NETWORKS, VOCAB, chain, network
 
 WIDTH = 11
+
+
+def loss_of(kind: str) -> LossConfig:
+    """The loss in the paper of a kind."""
+    return LossConfig(**DrafterShape(kind=kind).usual_loss)
 
 
 def batch(taps: int, dtype: torch.dtype = torch.float32) -> FeatureBatch:
@@ -66,7 +72,7 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
 @pytest.mark.parametrize("name", NETWORKS)
 def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
     """All parameters, head and embedding included, in float64."""
-    config = LossConfig.for_kind(name if name in ("eagle1", "mla", "mlp", "medusa") else "eagle3")
+    config = loss_of(name if name in ("eagle1", "mla", "mlp", "medusa") else "eagle3")
     if (guesses := network(name).config.guesses) is not None:
         config = config.model_copy(update={"unroll": guesses})
     if config.unroll == 1:  # the feature losses over more than a step too
@@ -84,7 +90,7 @@ def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["eagle3", "mla", "eagle1", "mlp"])
 def test_bfloat16_autocast_stays_close_and_trains_the_same_parameters(name: str) -> None:
-    config = LossConfig.for_kind(name)
+    config = loss_of(name)
     grads = []
     for bf16 in (False, True):
         found, _, given = objective(name, config, bf16=bf16)
@@ -138,7 +144,7 @@ def test_blocks_have_no_chains_to_leave_out() -> None:
 
 
 def test_noise_is_a_function_of_seed_and_batch() -> None:
-    found, _, given = objective("eagle1", LossConfig.for_kind("eagle1"))
+    found, _, given = objective("eagle1", loss_of("eagle1"))
     losses = []
     for number in (0, 1, 0):
         torch.rand(7)  # whatever else was drawn
@@ -185,12 +191,12 @@ def test_contradictions_are_refused(values: dict[str, Any], reason: str) -> None
 
 
 def test_each_kind_has_its_papers_loss() -> None:
-    eagle1, mlp = LossConfig.for_kind("eagle1"), LossConfig.for_kind("mlp")
+    eagle1, mlp = loss_of("eagle1"), loss_of("mlp")
     assert (eagle1.feature, eagle1.feature_weight, eagle1.token_weight) == ("smooth_l1", 1.0, 0.1)
     assert (eagle1.unroll, eagle1.noise) == (1, 0.2)
     assert (mlp.feature, mlp.token_weight, mlp.unroll, mlp.noise) == ("mse", 0.1, 1, 0.0)
     for kind in ("eagle3", "eagle3.1", "mla"):
-        config = LossConfig.for_kind(kind)
+        config = loss_of(kind)
         assert (config.token, config.feature, config.unroll, config.decay) == ("ce", "none", 7, 0.8)
 
 
