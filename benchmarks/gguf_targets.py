@@ -108,7 +108,7 @@ def unknown_keys(sources: Path) -> Iterator[str]:
                 yield f"{name}.{key}"
 
 
-_FILES = {"glm4moe": "glm4-moe"}
+_FILES = {"glm4moe": "glm4-moe", "nemotron_h_moe": "nemotron-h"}
 """Architectures whose code is in a file of another name."""
 _OF_ALL = frozenset({"classifier.output_labels", "classifier.pooling_type"})
 """Of classifiers, which eyas refuses as unknown keys."""

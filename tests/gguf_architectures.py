@@ -182,6 +182,24 @@ PLAIN: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "attention.value_length_mla": 12, "rope.dimension_count": 8, "leading_dense_block_count": 1,
         },
     ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            "layer_norm_epsilon": 1e-5, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
+            "n_groups": 2, "conv_kernel": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "moe_latent_size": None,
+            "layers_block_type": ["linear_attention", "full_attention", "moe", "moe"],
+        },
+        _SIGMOID_KEYS
+        | {
+            "attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5,
+            "attention.key_length": 16, "attention.value_length": 16, "attention.head_count_kv": [0, 2, 0, 0],
+            "feed_forward_length": [0, 0, 32, 32], "expert_shared_feed_forward_length": 48, "ssm.conv_kernel": 4,
+            "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64,
+            "expert_gating_func": None,
+        },
+    ),
 }  # fmt: skip
 """Architecture of llama.cpp -> class of transformers' config, its settings, and the file's keys."""
 
@@ -220,7 +238,7 @@ _YARN_ROPE = {"factor": 4.0, "original_max_position_embeddings": 32}
 _LISTED = np.linspace(1.0, 3.0, 8, dtype=np.float32)
 _PART = ("stablelm", "nemotron", "qwen35", "qwen35moe", "qwen3next", "glm4moe")
 """Architectures whose heads are rotated in part, here by half."""
-_WITH_ROPE = [name for name in PLAIN if name not in ("gpt2", "mamba")]
+_WITH_ROPE = [name for name in PLAIN if name not in ("gpt2", "mamba", "nemotron_h_moe")]
 
 
 def _yarn_divisors() -> np.ndarray:
@@ -449,7 +467,7 @@ def renamed(name: str, config: Any, state: Mapping[str, Tensor]) -> dict[str, np
     found = {}
     for key, weight in state.items():
         for part, value in _laid_out(name, config, key, weight):
-            if part.startswith("blk."):
+            if part.startswith(("blk.", "token_embd.", "output")):
                 found[part] = value.numpy()
                 continue
             stem, _, suffix = part.rpartition(".")
@@ -472,6 +490,28 @@ _NEXTN = {
 def head_tensors(name: str, config: Any, held: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """MTP modules of a safetensors file as heads of a GGUF file: llama.cpp's names and layout."""
     layers, stacked, found = config.num_hidden_layers, {}, {}
+    if name == "nemotron_h_moe":  # both layers of a module are one block
+        head = f"blk.{layers}."
+        outer = {
+            "0.enorm": "enorm",
+            "0.hnorm": "hnorm",
+            "0.eh_proj": "eh_proj",
+            "1.final_layernorm": "shared_head_norm",
+        }
+        for key, weight in held.items():
+            part = key.removeprefix("mtp.layers.")
+            layer, _, rest = part.partition(".")
+            if (known := outer.get(part.removesuffix(".weight"))) is not None:
+                found[f"{head}nextn.{known}.weight"] = weight.numpy()
+            elif (expert := re.fullmatch(r"(mixer\.experts)\.\d+\.(\w+)\.weight", rest)) is not None:
+                stacked.setdefault(f"{expert[1]}.{expert[2]}", []).append(weight)
+            elif part == "1.norm.weight":
+                found[f"{head}post_attention_norm.weight"] = weight.numpy()
+            else:
+                found[_of_nemotron(f"model.layers.{layers}.{rest}")] = weight.numpy()
+        for rest, weights in stacked.items():
+            found[_of_nemotron(f"model.layers.{layers}.{rest}")] = torch.stack(weights).numpy()
+        return found
     for key, weight in held.items():
         inside = re.sub(r"^mtp\.layers\.(\d+)", lambda each: f"model.layers.{layers + int(each[1])}", key)
         layer, _, rest = inside.removeprefix("model.layers.").partition(".")
@@ -497,6 +537,8 @@ def _laid_out(name: str, config: Any, key: str, weight: Tensor) -> list[tuple[st
         return [(key, weight + 1)]
     if name == "nemotron" and "layernorm.weight" in key:
         return [(key, weight + 1)]
+    if name == "nemotron_h_moe":
+        return [(_of_nemotron(key), *_as_nemotron(config, key, weight))]
     if name in ("qwen35", "qwen35moe", "qwen3next"):
         return _of_qwen(name, config, key, weight)
     if key.endswith("e_score_correction_bias"):
@@ -512,6 +554,41 @@ def _laid_out(name: str, config: Any, key: str, weight: Tensor) -> list[tuple[st
     if weight.dim() == 3 and weight.shape[1] == 1:
         return [(key, weight[:, 0])]
     return _of_experts(key, weight)
+
+
+_NEMOTRON = {
+    "norm.weight": "attn_norm.weight", "mixer.A_log": "ssm_a", "mixer.D": "ssm_d", "mixer.dt_bias": "ssm_dt.bias",
+    "mixer.in_proj": "ssm_in", "mixer.out_proj": "ssm_out", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
+    "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v", "mixer.o_proj": "attn_output",
+    "mixer.experts.up_proj": "ffn_up_exps.weight", "mixer.experts.down_proj": "ffn_down_exps.weight",
+    "mixer.gate": "ffn_gate_inp", "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp", "mixer.shared_experts.down_proj": "ffn_down_shexp",
+}  # fmt: skip
+_NEMOTRON_TOP = {
+    "model.embeddings.weight": "token_embd", "model.norm_f.weight": "output_norm", "lm_head.weight": "output"
+}  # fmt: skip
+
+
+def _of_nemotron(key: str) -> str:
+    """A name in the file; tensors outside of layers have no prefix."""
+    if key in _NEMOTRON_TOP:
+        return f"{_NEMOTRON_TOP[key]}.weight"
+    _, _, layer, rest = key.split(".", 3)
+    if rest in _NEMOTRON:
+        return f"blk.{layer}.{_NEMOTRON[rest]}"
+    stem, _, suffix = rest.rpartition(".")
+    return f"blk.{layer}.{_NEMOTRON[stem]}.{suffix}"
+
+
+def _as_nemotron(config: Any, key: str, weight: Tensor) -> list[Tensor]:
+    """As `NemotronHModel` in llama.cpp's converter."""
+    if key.endswith("A_log"):
+        return [-weight.exp()[:, None]]
+    if key.endswith(".D"):
+        return [weight[:, None]]
+    if key.endswith("mixer.norm.weight"):
+        return [weight.view(config.n_groups, -1)]
+    return [weight[:, 0] if key.endswith("conv1d.weight") else weight]
 
 
 def _of_experts(key: str, weight: Tensor) -> list[tuple[str, Tensor]]:

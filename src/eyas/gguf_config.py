@@ -8,7 +8,7 @@ transformers then builds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,6 +200,8 @@ def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
         if len(heads) != layers or not all(isinstance(one, int) for one in heads) or len({*heads} - {0}) != 1:
             keys.refuse("attention.head_count_kv", f"it must be one number of heads, or 0, for each of {layers} layers")
         return tuple(FULL if one else "conv" for one in heads), None
+    if keys.name == "nemotron_h_moe":
+        return tuple(_nemotron(keys, layers)), None
     if "full_attention_interval" in keys.architecture.keys:
         return _recurrent(keys, layers), None
     if keys.name == "phi3" and window > 0:
@@ -219,6 +221,24 @@ def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
             "attention.sliding_window", "llama.cpp has no window in this architecture, the model's own code may"
         )
     return (FULL,) * layers, None
+
+
+def _nemotron(keys: Keys, layers: int) -> Iterator[str]:
+    """Yield the kind of each layer, which attends, has experts, or is recurrent."""
+    blocks = keys.take("block_count", int)
+    found = []
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        own = keys.values.get(key)
+        values = own if isinstance(own, list) else [own] * blocks
+        if len(values) != blocks or not all(type(one) is int and one >= 0 for one in values):
+            keys.refuse(key, f"it must be one whole number for each of {blocks} layers")
+        if len({*values} - {0}) != 1:
+            keys.refuse(key, "layers of different sizes are read from the model's own folder only")
+        found.append(values)
+    for heads, width in list(zip(*found, strict=True))[:layers]:
+        if heads and width:
+            keys.refuse("feed_forward_length", "a layer that attends has no experts here")
+        yield FULL if heads else "moe" if width else LINEAR
 
 
 def _recurrent(keys: Keys, layers: int) -> tuple[str, ...]:
@@ -297,6 +317,20 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
                 found["shared_expert_intermediate_size"] = (
                     keys.take("expert_shared_feed_forward_length", int, 0) or every
                 )
+        case "nemotron_h_moe":
+            heads_of_states, inner = keys.need("ssm.time_step_rank", int), keys.need("ssm.inner_size", int)
+            if inner % heads_of_states:
+                keys.refuse("ssm.inner_size", f"it can't be {heads_of_states} heads")
+            found["mamba_head_dim"], found["layers_block_type"] = inner // heads_of_states, list(kinds)
+            found["num_key_value_heads"] = max(keys.values["attention.head_count_kv"])
+            found["moe_intermediate_size"] = keys.take("expert_feed_forward_length", int, 0) or max(
+                keys.values["feed_forward_length"]
+            ) // keys.need("expert_used_count", int)
+            found["routed_scaling_factor"] = keys.take("expert_weights_scale", float, 0.0) or 1.0
+            found["norm_topk_prob"] = keys.take("expert_weights_norm", bool, False)
+            epsilon = keys.need("attention.layer_norm_rms_epsilon", float)
+            if keys.take("attention.layer_norm_epsilon", float, epsilon) != epsilon:
+                keys.refuse("attention.layer_norm_epsilon", f"that of other norms is {epsilon}")
         case "glm4moe" | "deepseek2":
             found["moe_intermediate_size"] = _expert_size(keys)
             found["routed_scaling_factor"] = keys.take("expert_weights_scale", float, 0.0) or 1.0
@@ -318,7 +352,7 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
     return found
 
 
-_OWN_HEADS = ("mamba", "falcon", "lfm2", "deepseek2")
+_OWN_HEADS = ("mamba", "falcon", "lfm2", "deepseek2", "nemotron_h_moe")
 """Architectures whose heads of keys and values aren't simply counted."""
 
 

@@ -369,6 +369,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         fixed={"hidden_act": "silu", "n_group": 1, "topk_group": 1, "rope_interleave": True, "attention_bias": False},
     ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h",
+        _SIZES | _NO_GROUPS | _HEADS | _NO_ROPE | _NO_WINDOW | _SCORED | _HEADS_OF_MTP
+        | {
+            "attention.layer_norm_epsilon": Used("must be layer_norm_rms_epsilon"),
+            "attention.layer_norm_rms_epsilon": Becomes("layer_norm_epsilon"),
+            "attention.head_count_kv": Used("which layers attend, and their heads"),
+            "feed_forward_length": Used("which layers have experts, and their size"),
+            "expert_shared_feed_forward_length": Becomes("moe_shared_expert_intermediate_size"),
+            "expert_gating_func": Must((2,), "sigmoids choose this architecture's experts"),
+            "moe_latent_size": Becomes("moe_latent_size"),
+            "ssm.conv_kernel": Becomes("conv_kernel"),
+            "ssm.state_size": Becomes("ssm_state_size"),
+            "ssm.group_count": Becomes("n_groups"),
+            "ssm.time_step_rank": Becomes("mamba_num_heads"),
+            "ssm.inner_size": Used("heads times their size"),
+        },
+        fixed={
+            "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "n_group": 1, "topk_group": 1,
+            "attention_bias": False, "mlp_bias": False, "use_bias": False, "mamba_proj_bias": False,
+            "mtp_layers_block_type": ["full_attention", "moe"],
+        },
+        present={"use_conv_bias": "ssm_conv1d.bias"}, sized_heads=True, rotary="none",
+    ),
 }  # fmt: skip
 """llama.cpp's architectures that eyas takes as targets."""
 

@@ -69,7 +69,7 @@ def test_a_companion_beside_the_file_comes_first(tmp_path: Path, told: Any) -> N
 def test_heads_in_the_file_come_next_also_with_copies(tmp_path: Path, told: Any) -> None:
     model = heads(tmp_path, inside=True, companion=False)
     assert isinstance(found(model, method="+suffix"), HybridDrafter)
-    assert told()[-1] == "drafter: the model's own MTP heads, MTP heads in the model's file"
+    assert told()[-1] == "drafter: MTP heads, in the model's file"
     assert advice(model) == f"{model} comes with a drafter, MTP heads in the model's file: --method mtp drafts with it"
 
 
@@ -85,7 +85,7 @@ def test_a_companion_that_does_not_fit_is_passed_over_with_its_reason(tmp_path: 
 def test_modules_in_a_folder_of_safetensors_are_found(tmp_path: Path, told: Any) -> None:
     checkpoints.save(tmp_path / "model", "qwen3", "qwen")
     assert isinstance(found(tmp_path / "model"), NetworkDrafter)
-    assert "MTP modules in the checkpoint (Qwen3-Next's layout)" in told()[-1]
+    assert "MTP heads, in the checkpoint (Qwen3-Next's layout)" in told()[-1]
 
 
 def test_a_published_drafter_is_taken_from_a_folder_and_named_otherwise(tmp_path: Path, told: Any) -> None:
@@ -179,7 +179,7 @@ def test_verbs_look_for_a_drafter_and_say_what_they_took(tmp_path: Path) -> None
     words = ["generate", str(model), "--prompt", "ab", "--max-new-tokens", "4", "--dtype", "float32"]
     done = CliRunner().invoke(app, [*words, "--draft-model", "auto"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "drafter: the model's own MTP heads" in done.stderr
+    assert "drafter: MTP heads" in done.stderr
     plain = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "comes with a drafter" in plain.stderr
     assert "--method mtp" in plain.stderr

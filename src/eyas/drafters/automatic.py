@@ -45,7 +45,7 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return "the model's own MTP heads" if self.source is None else self.source
+        return "MTP heads" if self.source is None else self.source
 
 
 class Published(NamedTuple):
@@ -76,17 +76,17 @@ def candidates(model: str | Path) -> Iterator[Candidate]:
 
 
 def heads_of_model(model: str | Path) -> str | None:
-    """What MTP heads a target's own files hold, in words; None = none, or the files aren't on this machine."""
+    """Where a target's own MTP heads are, in words; None = none, or the files aren't on this machine."""
     folder = Path(base_of(find_target(model)))
     file = weights_file(folder)
     if file is not None:
-        return "MTP heads in the model's file" if holds_heads(Gguf(file)) else None
+        return "in the model's file" if holds_heads(Gguf(file)) else None
     if not folder.is_dir():
         if (cached := _cached(str(folder))) is None:
             return None
         folder = Path(cached)
     modules = find_modules(_headers(folder).tensors, read_config(str(folder)).get_text_config().num_hidden_layers)
-    return None if modules is None else f"MTP modules in the checkpoint ({modules.layout.family}'s layout)"
+    return None if modules is None else f"in the checkpoint ({modules.layout.family}'s layout)"
 
 
 def advice(model: str | Path) -> str | None:
@@ -99,7 +99,7 @@ def advice(model: str | Path) -> str | None:
         told = heads_of_model(model)
     except EyasError:  # whatever it is, loading the model reports it
         return None
-    return None if told is None else f"{model} comes with a drafter, {told}: --method mtp drafts with it"
+    return None if told is None else f"{model} comes with a drafter, MTP heads {told}: --method mtp drafts with it"
 
 
 def _headers(folder: Path) -> Headers:

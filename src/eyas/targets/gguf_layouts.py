@@ -166,7 +166,7 @@ class TensorLayout:
         stem = name.split(".", 2)[-1] if name.startswith("blk.") else name
         whole = parsed_parameters["tensors"]
         parameter = tensor_key_mapping.get(name, "")
-        if stem in _GATE_UP:
+        if stem in _GATE_UP and parameter.endswith("gate_up_proj"):
             _put(whole, parameter, weights, _GATE_UP.index(stem), 2, axis=1)
             return Placed(weights, None)
         if stem in _QKVZ and parameter.endswith("in_proj_qkvz.weight"):

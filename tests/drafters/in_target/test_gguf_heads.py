@@ -28,17 +28,25 @@ from ... import tiny
 from . import checkpoints
 from .equality import equal_to_plain
 
-LAYOUTS = {"qwen35": "qwen", "qwen35moe": "qwen", "qwen3next": "qwen", "glm4moe": "deepseek", "deepseek2": "deepseek"}
+LAYOUTS = {
+    "qwen35": "qwen", "qwen35moe": "qwen", "qwen3next": "qwen", "glm4moe": "deepseek", "deepseek2": "deepseek",
+    "nemotron_h_moe": "nemotron",
+}  # fmt: skip
 """llama.cpp's architecture -> whose names its modules have in safetensors."""
 LAYERS = 4
 HEADS = {"nextn_predict_layers": 1, "block_count": LAYERS + 1}
+MORE = {
+    "nemotron_h_moe": {"attention.head_count_kv": [0, 2, 0, 0, 2], "feed_forward_length": [0, 0, 32, 32, 32]},
+    "qwen35": {"attention.recurrent_layers": [True, False, True, False, False], "full_attention_interval": None},
+}
+"""Lists with an entry for each layer, that of the head included."""
 
 
 class Twins:
     """A target with an MTP head, as a GGUF file and as a folder of safetensors."""
 
     def __init__(self, folder: Path, architecture: str) -> None:
-        self.case = gguf.Case(architecture, "plain", keys=HEADS)
+        self.case = gguf.Case(architecture, "plain", keys=HEADS | MORE.get(architecture, {}))
         self.file, self.folder = folder / "twin.gguf", folder / "twin"
         self.model = gguf.build(self.case)
         held = checkpoints.module_tensors(self.model, LAYOUTS[architecture])
@@ -110,6 +118,7 @@ def test_logits_and_drafts_are_those_of_the_same_weights_in_safetensors(
         *tiny.sample(["qwen35", "glm4moe", "deepseek2"], [0.0, 1.0], ["chain:3", "dynamic:3,3,7", "shared:3,3,7"]),
         pytest.param("qwen35moe", 0.0, "dynamic:3,3,7", marks=pytest.mark.slow),
         pytest.param("qwen3next", 1.0, "chain:3", marks=pytest.mark.slow),
+        pytest.param("nemotron_h_moe", 1.0, "dynamic:3,3,7", marks=pytest.mark.slow),
     ],
 )
 def test_output_is_that_of_plain_decoding(twins: Any, name: str, temperature: float, tree: str) -> None:
