@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -112,6 +112,26 @@ class Request:
     up passages copy from it; it changes no token of the answer."""
     cache_salt: str = ""
     """Prefixes are reused only among requests with the same salt."""
+    private: bool = False
+    """Nothing may be learned from it. Its text may still serve other private requests of the same owner."""
+
+
+class Owner(NamedTuple):
+    """Whose text a sequence is. What is learned from it may only serve the same owner."""
+
+    key: str = ""
+    """`CLIENT` or `CLIENT/USER`; empty = nobody's: it serves no later sequence."""
+    private: bool = False
+    """Whether nothing may be learned from it."""
+
+    @property
+    def client(self) -> str:
+        """The client, whose users share its turns."""
+        return self.key.partition("/")[0]
+
+
+NOBODY = Owner()
+"""The owner of text that serves no other sequence."""
 
 
 CONTEXT_BUCKETS = ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")

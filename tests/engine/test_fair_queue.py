@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares, client_of, is_private, private
+from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares, client_of
 from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
@@ -178,8 +178,5 @@ def test_any_order_of_calls_loses_and_repeats_nobody(calls: list[tuple[str, int,
             assert queue.count(each) == sum(one.key == each for one in inside.values())
 
 
-def test_private_requests_queue_beside_their_user_s_others() -> None:
-    key = private("client/user")
-    assert is_private(key)
-    assert not is_private("client/user")
-    assert client_of(key) == "client", "it gets no share of its own"
+def test_a_user_gets_no_share_of_its_own() -> None:
+    assert client_of("client/user") == "client"

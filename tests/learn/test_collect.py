@@ -14,12 +14,11 @@ import torch
 
 from eyas.data.store.layout import decode_states
 from eyas.engine import Engine
-from eyas.engine.fair_queue import private
 from eyas.errors import StoreError
 from eyas.learn import collect
 from eyas.learn.collect import Collector, LearnRule
 from eyas.learn.traffic import TrafficRow, TrafficStore
-from eyas.types import Request, SamplingParams
+from eyas.types import Owner, Request, SamplingParams
 
 from .. import tiny
 from .conftest import FINAL, TAPS, collector_of, learning_engine
@@ -118,9 +117,12 @@ def test_answers_end_at_their_end_token(traffic: TrafficStore) -> None:
 
 def test_nothing_is_written_of_those_who_opted_out(traffic: TrafficStore, tmp_path: Path) -> None:
     """Not a token sequence of theirs is in any byte of the folder, not even for a moment."""
-    keys = ["mallory/", "alice/", private("alice/"), private("bob/x"), "carol/"]
-    requests = asked(20, seed=4)
-    owners = [keys[at % 5] for at in range(20)]
+    everyone = [
+        Owner("mallory/"), Owner("alice/"), Owner("alice/", private=True), Owner("bob/x", private=True), Owner("carol/"),
+        Owner("carol/private"),  # a user may be called so
+    ]  # fmt: skip
+    owners = [everyone[at % 6] for at in range(24)]
+    requests = [replace(one, private=owner.private) for one, owner in zip(asked(24, seed=4), owners, strict=True)]
     written: list[bytes] = []
     write = traffic.write
 
@@ -129,11 +131,16 @@ def test_nothing_is_written_of_those_who_opted_out(traffic: TrafficStore, tmp_pa
         written.extend(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
     traffic.write = spy  # type: ignore[method-assign]
-    serve(traffic, requests, owners, collector_of(traffic, LearnRule(excluded=frozenset({"mallory"}))))
+    serve(
+        traffic,
+        requests,
+        [owner.key for owner in owners],
+        collector_of(traffic, LearnRule(excluded=frozenset({"mallory"}))),
+    )
     for request, owner in zip(requests, owners, strict=True):
         needle = np.array(request.prompt, dtype="<i4").tobytes()
         found = any(needle in data for data in written)
-        assert found == (owner in ("alice/", "carol/")), owner
+        assert found == (owner in (Owner("alice/"), Owner("carol/"), Owner("carol/private"))), owner
     assert {shard.client for shard in traffic.shards()} == {_digest("alice"), _digest("carol")}
 
 
@@ -142,12 +149,13 @@ def _digest(client: str) -> str:
 
 
 def test_rules() -> None:
-    assert LearnRule().allows("a/", 0.99)
-    assert not LearnRule().allows(private("a/"), 0.0)
-    assert not LearnRule(only=frozenset({"b"})).allows("a/user", 0.0)
-    assert LearnRule(only=frozenset({"a"})).allows("a/user", 0.0)
-    assert not LearnRule(share=0.5).allows("a/", 0.6)
-    assert not LearnRule(share=0.0).allows("a/", 0.0)
+    assert LearnRule().allows(Owner("a/"), 0.99)
+    assert LearnRule().allows(Owner("a/private"), 0.99)
+    assert not LearnRule().allows(Owner("a/", private=True), 0.0)
+    assert not LearnRule(only=frozenset({"b"})).allows(Owner("a/user"), 0.0)
+    assert LearnRule(only=frozenset({"a"})).allows(Owner("a/user"), 0.0)
+    assert not LearnRule(share=0.5).allows(Owner("a/"), 0.6)
+    assert not LearnRule(share=0.0).allows(Owner("a/"), 0.0)
 
 
 def test_a_full_disk_ends_collecting_and_nothing_else(

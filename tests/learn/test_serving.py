@@ -56,10 +56,12 @@ def served(world: World, tmp_path: Path) -> Iterator[Served]:
     learning.close()
 
 
-def ask(served: Served, prompt: list[int], key: str = "open", seed: int = 1, **headers: str) -> list[int]:
+def ask(
+    served: Served, prompt: list[int], key: str = "open", seed: int = 1, user: str = "", **headers: str
+) -> list[int]:
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": 24, "seed": seed, "temperature": 1.0, "ignore_eos": True,
-        "return_token_ids": True,
+        "return_token_ids": True, "user": user,
     }  # fmt: skip
     sent = {"Authorization": f"Bearer {key}", **headers}
     answer = httpx.post(f"{served.server.url}/v1/completions", json=body, headers=sent, timeout=60)
@@ -75,10 +77,11 @@ def test_keys_and_headers_decide_what_is_kept(world: World, served: Served) -> N
     ask(served, prompts[2], **{"X-Eyas-Learn": "off"})
     ask(served, prompts[3], **{"x-eyas-learn": "No"})
     ask(served, prompts[4], **{"X-Eyas-Learn": "on"})
+    ask(served, prompts[5], user="private")  # a name, not a wish
     served.learning.close()
     data = b"".join(path.read_bytes() for path in served.folder.rglob("*") if path.is_file())
-    kept = [np.array(prompt, dtype="<i4").tobytes() in data for prompt in prompts[:5]]
-    assert kept == [True, False, False, False, True]
+    kept = [np.array(prompt, dtype="<i4").tobytes() in data for prompt in prompts]
+    assert kept == [True, False, False, False, True, True]
     assert b"open" not in b"".join(path.name.encode() for path in served.folder.rglob("*"))
 
 

@@ -12,7 +12,7 @@ from eyas.engine import Engine, Speculation
 from eyas.learn.swap import SwapDrafter
 from eyas.learn.trial import Canary
 from eyas.tree import parse_tree
-from eyas.types import Limits, Request, SamplingParams
+from eyas.types import Limits, Owner, Request, SamplingParams
 
 from .. import tiny
 
@@ -98,9 +98,9 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     begun: list[tuple[str, tuple[str, int]]] = []
     begin = swapping.pairs.begin
 
-    def spy(slot: int, prompt: Any, owner: str, prediction: Any) -> None:
+    def spy(slot: int, prompt: Any, owner: Owner, prediction: Any) -> None:
         begin(slot, prompt, owner, prediction)
-        begun.append((owner, swapping.pairs.rows[slot].generation))
+        begun.append((owner.key, swapping.pairs.rows[slot].generation))
 
     swapping.pairs.begin = spy  # type: ignore[method-assign]
     indices = {engine.submit(one, queue_key=owners[tuple(one.prompt)]): at for at, one in enumerate(asked)}

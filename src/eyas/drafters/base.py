@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from eyas.runtime import mapped_copy, to_device
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.types import Owner
 from eyas.verify import Coupling
 
 
@@ -57,7 +58,7 @@ class SlotPairs(Protocol):
         self,
         slot: int,  # noqa: ARG002
         prompt: Sequence[int],  # noqa: ARG002
-        owner: str,  # noqa: ARG002
+        owner: Owner,  # noqa: ARG002
         prediction: Sequence[int] = (),  # noqa: ARG002
     ) -> None:
         """Start a sequence with this prompt in an empty slot; its pairs follow, beginning with the first.

@@ -30,6 +30,7 @@ from eyas.targets.native.levels import NativeLevels
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
+from eyas.types import Owner
 from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
@@ -102,7 +103,7 @@ class NetworkPairs(SlotPairs):
         self,
         slot: int,
         prompt: Sequence[int],
-        owner: str,  # noqa: ARG002
+        owner: Owner,  # noqa: ARG002
         prediction: Sequence[int] = (),  # noqa: ARG002
     ) -> None:
         """Keep the prompt's first token: the pairs begin with the second."""

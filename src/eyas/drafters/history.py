@@ -15,6 +15,7 @@ from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.draft_tree import Proposal
 from eyas.tree.proposal import grow
+from eyas.types import NOBODY, Owner
 from eyas.verify import Coupling
 
 LONGEST_MATCH = 64
@@ -44,7 +45,7 @@ class SavedTokens(NamedTuple):
 class History:
     """One slot's sequence; subclasses add what they derive from it."""
 
-    def __init__(self, prompt: Sequence[int] = (), owner: str = "") -> None:
+    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
         """A sequence of `owner` with the first token of `prompt`, if any; the other tokens follow as pairs."""
         self.tokens, self.owner = list(prompt[:1]), owner
 
@@ -79,7 +80,7 @@ class TokenPairs(SlotPairs, Generic[H]):
     def reshape(self, slots: int, columns: int) -> None:  # noqa: ARG002
         self._of = [*self._of[:slots], *(self._history() for _ in range(slots - len(self._of)))]
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         self._of[slot] = self._history(prompt, owner)
         if prediction:
             self._of[slot].expect(prompt, prediction)

@@ -28,6 +28,7 @@ from eyas.tree.acceptance import LearntValues
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
 from eyas.tree.union import expected_levels, unite
 from eyas.tree.values import ValueTable
+from eyas.types import Owner
 from eyas.verify import Coupling
 
 _FADE = 0.95
@@ -67,7 +68,7 @@ class HybridPairs(SlotPairs):
         self.network.reshape(slots, columns)
         self.lookup.reshape(slots, columns)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         self.network.begin(slot, prompt, owner, prediction)
         self.lookup.begin(slot, prompt, owner, prediction)
 

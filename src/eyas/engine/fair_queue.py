@@ -47,19 +47,6 @@ def client_of(key: str) -> str:
     return key.partition("/")[0]
 
 
-_PRIVATE = "/private"
-
-
-def private(key: str) -> str:
-    """The queue key of a user's requests that nothing may be learned from, which queue apart from the others."""
-    return key + _PRIVATE
-
-
-def is_private(key: str) -> bool:
-    """Whether nothing may be learned from requests with this queue key."""
-    return key.endswith(_PRIVATE)
-
-
 class FairQueue(Generic[T]):
     """Items that wait for their turn, in the order in which they get one."""
 

@@ -103,7 +103,7 @@ class SlotManager:
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
         if self._drafter is not None and sequence.observed:
-            self._drafter.pairs.begin(sequence.slot, request.prompt, sequence.key, request.prediction)
+            self._drafter.pairs.begin(sequence.slot, request.prompt, sequence.owner, request.prediction)
         if self.prefixes is not None and not sequence.unscored:  # cached tokens aren't read, so they can't be scored
             sequence.cached = self.prefixes.load(sequence)
 

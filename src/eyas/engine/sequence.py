@@ -11,7 +11,7 @@ from eyas.engine.fair_queue import client_of
 from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
-from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
+from eyas.types import Completion, Owner, PromptLogprobs, Request, Stats, TokenLogprobs
 from eyas.verify import Grammar, WalkRule, check_request, grammar_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ class SequenceState:
     def client(self) -> str:
         """The client of its queue key."""
         return client_of(self.key)
+
+    @property
+    def owner(self) -> Owner:
+        """Whose text it is."""
+        return Owner(self.key, self.request.private)
 
     @property
     def root(self) -> int:

@@ -28,9 +28,9 @@ from eyas.data.store.layout import EncodedStates, encode_states
 from eyas.data.store.manifest import StoredRow
 from eyas.data.tokens.batches import learnable
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.engine.fair_queue import client_of, is_private
 from eyas.errors import EyasError
 from eyas.learn.traffic import Split, TrafficRow, TrafficStore, split_of
+from eyas.types import Owner
 
 _PIECE = 64
 """Pairs of a row that are handed over together."""
@@ -55,10 +55,10 @@ class LearnRule:
     share: float = 1.0
     """The share of their requests to learn from, drawn at random."""
 
-    def allows(self, owner: str, draw: float) -> bool:
-        """Whether a request with this queue key is learned from; `draw` is uniform in [0, 1)."""
-        client = client_of(owner)
-        if is_private(owner) or client in self.excluded or (self.only is not None and client not in self.only):
+    def allows(self, owner: Owner, draw: float) -> bool:
+        """Whether a request of this owner is learned from; `draw` is uniform in [0, 1)."""
+        client = owner.client
+        if owner.private or client in self.excluded or (self.only is not None and client not in self.only):
             return False
         return draw < self.share
 
@@ -126,10 +126,10 @@ class Collector:
         self._thread = threading.Thread(target=self._run, name="learn-writer", daemon=True)
         self._thread.start()
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner) -> None:
         self._open.pop(slot, None)
         if self.stopped is None and self._rule.allows(owner, self._random.random()):
-            self._open[slot] = _Sequence(digest_of(client_of(owner), self._salt), prompt)
+            self._open[slot] = _Sequence(digest_of(owner.client, self._salt), prompt)
 
     def skip(self, slot: int, count: int) -> None:
         if slot in self._open:

@@ -29,18 +29,18 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.engine.fair_queue import client_of
 from eyas.engine.prefix_cache import BLOCK
 from eyas.runtime import to_device
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.draft_tree import BeamCandidates
+from eyas.types import Owner
 from eyas.verify import Coupling
 
 
 class Recorder(Protocol):
     """Receives the pairs of rows as they are committed. Its methods must not block or raise."""
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner) -> None:
         """A sequence of `owner` starts in a slot."""
 
     def skip(self, slot: int, count: int) -> None:
@@ -164,9 +164,9 @@ class Generations:
         wanted |= {*used, *self._current.items()}
         self.drafters = {key: one for key, one in self.drafters.items() if key in wanted}
 
-    def choose(self, owner: str) -> _SlotState:
+    def choose(self, owner: Owner) -> _SlotState:
         """Choose the generation of a row of `owner` that begins."""
-        client = client_of(owner) if client_of(owner) in self._choosing else ""
+        client = owner.client if owner.client in self._choosing else ""
         chooser = self._choosing[client]
         chosen = client, chooser.choose()
         return _SlotState(chosen if chosen in self.drafters else (client, self._current[client]), chooser)
@@ -200,7 +200,7 @@ class GenerationPairs(SlotPairs):
         self._shape = (slots, columns)
         self.rows = [*self.rows[:slots], *(self.generations.nobody for _ in range(slots - len(self.rows)))]
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         generations, rows = self.generations, self.rows
         generations.take_over((row.generation for at, row in enumerate(rows) if self.length(at)), *self._shape)
         self.rows = [row if row.generation in generations.drafters else generations.nobody for row in rows]

@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
-from eyas.engine.fair_queue import FairQueue, client_of, private
+from eyas.engine.fair_queue import FairQueue, client_of
 from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
 from eyas.serve.errors import ApiError, too_late, unavailable
@@ -307,8 +307,7 @@ class RequestInfo:
 
     def queue_key(self, user: str | None) -> str:
         """Key of the queue that the request waits in: one per user; a client's users share the client's turns."""
-        key = f"{self.client}/{user or ''}"
-        return private(key) if self.private else key
+        return f"{self.client}/{user or ''}"
 
 
 async def _server_context(request: Request) -> ServerContext:

@@ -14,7 +14,7 @@ from eyas.targets import Target
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
 from eyas.tree import parse_tree
-from eyas.types import Completion, Limits, Request, SamplingParams
+from eyas.types import NOBODY, Completion, Limits, Request, SamplingParams
 from eyas.verify import Sampler
 
 from ... import tiny
@@ -99,7 +99,7 @@ def test_native_levels_draft_what_the_modules_draft(tree: str) -> None:
         drafter = SmallLmDrafter(each)
         drafter.pairs.resize(3)
         for slot, prompt in enumerate(tiny.prompts(3, 20, 80)):
-            drafter.pairs.begin(slot, prompt, "")
+            drafter.pairs.begin(slot, prompt, NOBODY)
             drafter.observe(
                 range(slot, slot + 1), torch.tensor([prompt[1:]]), torch.zeros(1, len(prompt) - 1, 0, 1),
                 [len(prompt) - 1],

@@ -15,7 +15,7 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets.native.library import kernels
 from eyas.tree import parse_tree
-from eyas.types import Limits, Request, SamplingParams
+from eyas.types import NOBODY, Limits, Owner, Request, SamplingParams
 
 from ... import tiny
 
@@ -36,7 +36,7 @@ def give(drafter: SuffixDrafter, tokens: Sequence[int], slot: int = 0) -> None:
 
 def answered(drafter: SuffixDrafter, owner: str, prompt: Sequence[int], answer: Sequence[int], slot: int = 0) -> None:
     """Run a sequence in a slot from its start to its end."""
-    drafter.pairs.begin(slot, prompt, owner)
+    drafter.pairs.begin(slot, prompt, Owner(owner))
     give(drafter, [*prompt[1:], *answer], slot)
     drafter.finish(slot)
     drafter.pairs.truncate(slot, 0)
@@ -55,7 +55,7 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
         index.append(tokens)
         return index.draft(tokens, depth, 64).proposal.tokens
 
-    made.pairs.begin(0, tokens, "")
+    made.pairs.begin(0, tokens, Owner(""))
     for token in tokens[1:]:  # a draft in between must not change what is found later
         proposed(made, 0, 1)
         give(made, [token])
@@ -109,7 +109,7 @@ def test_a_kernel_drafts_what_numpy_drafts(
 
 def test_an_empty_history_drafts_nothing() -> None:
     made = drafter()
-    made.pairs.begin(0, [7], "me")
+    made.pairs.begin(0, [7], Owner("me"))
     assert proposed(made, 0) == []
     assert made.draft(range(1), parse_tree(made.default_tree), None).size == 0  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def test_answers_serve_their_owner_alone() -> None:
     made = drafter()
     answered(made, "one", [1, 2], [5, 6, 7, 8, 9])
     for owner, expected in (("one", [7, 8]), ("two", []), ("", [])):
-        made.pairs.begin(0, [3, 5], owner)
+        made.pairs.begin(0, [3, 5], Owner(owner))
         give(made, [5, 6])
         assert proposed(made, 0) == expected
         made.pairs.truncate(0, 0)
@@ -126,19 +126,19 @@ def test_answers_serve_their_owner_alone() -> None:
 
 def test_only_answers_that_finished_are_kept() -> None:
     made = drafter()
-    made.pairs.begin(0, [1, 2, 3, 4], "one")  # a prompt isn't part of them
+    made.pairs.begin(0, [1, 2, 3, 4], Owner("one"))  # a prompt isn't part of them
     give(made, [2, 3, 4, 5, 6, 7])
-    made.pairs.begin(1, [1, 5], "one")
+    made.pairs.begin(1, [1, 5], Owner("one"))
     give(made, [5, 6], 1)
     assert proposed(made, 1) == []  # it runs on
     made.finish(0)
     assert proposed(made, 1) == [7]
     made.pairs.truncate(1, 0)
-    made.pairs.begin(1, [2, 3], "one")
+    made.pairs.begin(1, [2, 3], Owner("one"))
     give(made, [3], 1)
     assert proposed(made, 1) == []
     answered(made, "", [1], [8, 9])
-    assert made.answers.index("") is None
+    assert made.answers.index(NOBODY) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 30)), max_size=40))
@@ -147,13 +147,13 @@ def test_memory_is_bounded(finished: list[tuple[str, int]]) -> None:
     kept: dict[str, list[list[int]]] = {}
     for number, (owner, size) in enumerate(finished):
         answer = [number] * size
-        answers.add(owner, answer)
+        answers.add(Owner(owner), answer)
         kept[owner] = [*kept.pop(owner, []), answer[-19:]]
         while sum(len(each) + 1 for each in kept[owner]) > 20:
             kept[owner].pop(0)
         while len(kept) > 3 or sum(len(each) + 1 for of in kept.values() for each in of) > 50:
             del kept[next(iter(kept))]
-        indexes = {name: answers.index(name) for name in "abcde"}
+        indexes = {name: answers.index(Owner(name)) for name in "abcde"}
         for name, index in indexes.items():
             expected = SuffixIndex(LIMITS)
             for each in kept.get(name, []):
@@ -199,8 +199,8 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
 
 def test_a_prediction_is_drafted_from_its_start_and_found_again_after_a_change() -> None:
     made, prediction = drafter(), [20, 21, 22, 23, 24, 25]
-    made.pairs.begin(0, [1, 2, 3], "", prediction)
-    made.pairs.begin(1, [1, 2, 3], "")
+    made.pairs.begin(0, [1, 2, 3], Owner(""), prediction)
+    made.pairs.begin(1, [1, 2, 3], Owner(""))
     for slot in range(2):
         give(made, [2, 3], slot)
     assert made.propose(0, 8, 1).tokens == prediction[:3]  # as many as tokens of the prompt match
@@ -211,6 +211,6 @@ def test_a_prediction_is_drafted_from_its_start_and_found_again_after_a_change()
     assert made.pairs[0].tokens == [1, 2, 3, 20, 9, 22]
     made.finish(0)
     made.pairs.truncate(0, 0)
-    made.pairs.begin(0, [1, 2, 3], "")  # another request's prediction isn't known
+    made.pairs.begin(0, [1, 2, 3], Owner(""))  # another request's prediction isn't known
     give(made, [2, 3])
     assert proposed(made, 0) == []

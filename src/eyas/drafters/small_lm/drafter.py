@@ -38,6 +38,7 @@ from eyas.targets.slots import Saved, SlotCache, StagedCache
 from eyas.targets.target import Target
 from eyas.targets.transformers_names import cached
 from eyas.tree import DraftTree, Frontier, TreeSpec
+from eyas.types import NOBODY, Owner
 from eyas.verify import Coupling
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -141,7 +142,7 @@ class SavedReading(NamedTuple):
 class _Text(History):
     """A sequence as the model reads it: in the target's tokens, or in its own vocabulary."""
 
-    def __init__(self, shared: SharedVocabulary | None, prompt: Sequence[int] = (), owner: str = "") -> None:
+    def __init__(self, shared: SharedVocabulary | None, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
         super().__init__(prompt, owner)
         self._shared = shared
         self.text: list[int] = []
@@ -183,7 +184,7 @@ class SmallLmPairs(TokenPairs[_Text]):
         super().reshape(slots, columns)
         self.cache.reshape(slots, columns)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         super().begin(slot, prompt, owner, prediction)
         self.cache.truncate(slot, 0)
 

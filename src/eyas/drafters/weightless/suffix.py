@@ -28,6 +28,7 @@ from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.targets.native.library import Kernels, SuffixSearch, kernels
 from eyas.tree.draft_tree import Proposal
+from eyas.types import NOBODY, Owner
 
 _MOST_FANOUT = 64
 """The most children of a node that are ever proposed; any more would each be less likely than one in 64."""
@@ -47,19 +48,19 @@ class FinishedAnswers:
     ) -> None:
         """Keep at most `per_owner` tokens of an owner and `total` tokens of all, of at most `owners` owners."""
         self._limits, self._per_owner, self._total, self._most = limits, per_owner, total, owners
-        self._indexes: OrderedDict[str, SuffixIndex] = OrderedDict()  # least recent answer first
-        self._sizes: dict[str, deque[int]] = {}  # of each owner's answers, oldest first
+        self._indexes: OrderedDict[Owner, SuffixIndex] = OrderedDict()  # least recent answer first
+        self._sizes: dict[Owner, deque[int]] = {}  # of each owner's answers, oldest first
         self._tokens = 0
 
     def __len__(self) -> int:
         """The number of tokens of all answers, plus one for each answer."""
         return self._tokens
 
-    def index(self, owner: str) -> SuffixIndex | None:
+    def index(self, owner: Owner) -> SuffixIndex | None:
         """An owner's answers; None if there are none."""
         return self._indexes.get(owner)
 
-    def add(self, owner: str, answer: Sequence[int]) -> None:
+    def add(self, owner: Owner, answer: Sequence[int]) -> None:
         """Keep an answer; if limits are exceeded, drop the owner's oldest answers and the least recent owners."""
         answer = answer[-(self._per_owner - 1) :]
         index = self._indexes.setdefault(owner, SuffixIndex(self._limits))
@@ -82,7 +83,7 @@ class FinishedAnswers:
 class SuffixHistory(History):
     """A sequence, and the index of its suffixes."""
 
-    def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: str = "") -> None:
+    def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
         super().__init__(prompt, owner)
         self._limits = limits
         self._index = SuffixIndex(limits)
@@ -138,7 +139,7 @@ class SuffixDrafter(LookupDrafter):
     def finish(self, slot: int) -> None:
         """Keep the answer for its owner's later sequences; answers without an owner aren't kept."""
         history = self.pairs[slot]
-        if history.owner and history.answer:
+        if history.owner.key and history.answer:
             self.answers.add(history.owner, history.answer)
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:

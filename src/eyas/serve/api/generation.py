@@ -315,7 +315,7 @@ class Generation:
             raise ApiError(400, message, code="too_many_choices", param="n")
         salt = client_of(queue_key) if context.settings.api_keys else ""
         handle = await context.thread.submit(
-            [replace(sequence, cache_salt=salt) for sequence in request.sequences],
+            [replace(sequence, cache_salt=salt, private=info.private) for sequence in request.sequences],
             deadline=context.seconds_left(info.received),
             queue_key=queue_key,
         )
