@@ -118,9 +118,13 @@ def test_answers_end_at_their_end_token(traffic: TrafficStore) -> None:
 def test_nothing_is_written_of_those_who_opted_out(traffic: TrafficStore, tmp_path: Path) -> None:
     """Not a token sequence of theirs is in any byte of the folder, not even for a moment."""
     everyone = [
-        Owner("mallory/"), Owner("alice/"), Owner("alice/", private=True), Owner("bob/x", private=True), Owner("carol/"),
+        Owner("mallory/"),
+        Owner("alice/"),
+        Owner("alice/", private=True),
+        Owner("bob/x", private=True),
+        Owner("carol/"),
         Owner("carol/private"),  # a user may be called so
-    ]  # fmt: skip
+    ]
     owners = [everyone[at % 6] for at in range(24)]
     requests = [replace(one, private=owner.private) for one, owner in zip(asked(24, seed=4), owners, strict=True)]
     written: list[bytes] = []
