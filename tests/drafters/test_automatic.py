@@ -204,4 +204,4 @@ def test_inspect_examines_a_companion(tmp_path: Path) -> None:
 def test_inspect_prints_the_known_drafters(tmp_path: Path) -> None:
     shutil.copytree(save_target(tmp_path / "model"), tmp_path / "gpt-oss-20b")
     shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "gpt-oss-20b")], catch_exceptions=False).stdout
-    assert "z-lab/gpt-oss-20b-DFlash (dflash; " in shown
+    assert "z-lab/gpt-oss-20b-DFlash (dflash;" in shown
