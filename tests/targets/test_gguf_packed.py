@@ -15,6 +15,7 @@ from eyas.bench.offline.certificate import own_modules
 from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller.calibration import describe
+from eyas.errors import ModelError
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.gguf_weights import model_by_transformers
@@ -110,6 +111,20 @@ def test_experts_stay_packed(kind: str, down: str, tmp_path: Path) -> None:
         for method, batch in ((None, 1), ("ngram", 4))
     ]
     assert answers[0] == answers[1]
+
+
+def test_parts_of_other_widths_that_add_up_are_refused(tmp_path: Path) -> None:
+    """Rows are read where they lie: those of a part with fewer inputs end before the kernels stop reading."""
+    path = tmp_path / "moe.gguf"
+    gguf_models.write_moe(path, "Q8_0")
+    data = bytearray(path.read_bytes())
+    for name, inputs in ((b"blk.0.ffn_gate_exps.weight", 32), (b"blk.0.ffn_up_exps.weight", 96)):
+        at = data.index(name) + len(name) + 4  # behind the number of dimensions, the innermost first
+        assert int.from_bytes(data[at : at + 8], "little") == 64
+        data[at : at + 8] = inputs.to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_(gate|up)_exps"):
+        load_target(path, dtype="auto", device="cpu")
 
 
 def test_logits_are_those_of_the_same_arithmetic_in_float64(

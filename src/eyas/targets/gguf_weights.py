@@ -7,12 +7,11 @@ every size before using it and is ten times as fast.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -65,7 +64,7 @@ def read_tensors(opened: Gguf, used: Iterable[str], processor: Any, names: dict[
             made = processor.process(
                 weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
             )
-        except (ValueError, IndexError) as error:  # shapes that no model has
+        except (ValueError, IndexError, RuntimeError) as error:  # shapes that no model has
             raise ModelError(f"{opened.path}: the tensor {name} doesn't have llama.cpp's layout: {error}") from error
         if made.name is not None:
             read["tensors"][names[made.name]] = torch.from_numpy(np.array(made.weights))
@@ -75,7 +74,7 @@ def read_tensors(opened: Gguf, used: Iterable[str], processor: Any, names: dict[
 
 def _of_model(opened: Gguf, layers: int, *, first: bool = False) -> list[str]:
     """The tensors of a file's model without those of its MTP heads; `first`: without any layer after `layers`."""
-    last = math.inf if first else heads_of(opened).stop
+    last = inf if first else heads_of(opened).stop
     return [
         name
         for name in opened.tensors
@@ -167,7 +166,9 @@ def _packed(
         shape, module = model.get_parameter(key).shape, model.get_submodule(key.rpartition(".")[0])
         kept = type(module) in (nn.Linear, nn.Embedding) if len(shape) == 2 else can_stay_packed(module)
         whole = order is not None and order.sort().values.equal(torch.arange(prod(shape[:-1])))
-        if kept and whole and len(kinds) == 1 and order is not None:
+        # the kernel reads whole rows where they lie in the file
+        wide = {opened.tensors[name].shape[-1] for name in tensors} == {shape[-1]}
+        if kept and whole and wide and len(kinds) == 1 and order is not None:
             found[key] = PackedWeight(kinds.pop(), partial(_panels, opened, tensors, order))
     for key in [key for key in found if not key.endswith(".weight")]:
         layer = key.rpartition(".")[0]
