@@ -14,6 +14,7 @@ from eyas.cli.common.options import Json
 from eyas.errors import UsageError
 
 _DAY = 86400.0
+"""Seconds."""
 
 
 def cache(

@@ -80,7 +80,7 @@ def heads_of_model(model: str | Path) -> str | None:
     folder = Path(base_of(find_target(model)))
     file = weights_file(folder)
     if file is not None:
-        return "in the model's file" if holds_heads(Gguf(file)) else None
+        return _heads_in(Gguf(file))
     if not folder.is_dir():
         if (cached := _cached(str(folder))) is None:
             return None
@@ -89,14 +89,19 @@ def heads_of_model(model: str | Path) -> str | None:
     return None if modules is None else f"in the checkpoint ({modules.layout.family}'s layout)"
 
 
+def _heads_in(file: Gguf) -> str | None:
+    return "in the model's file" if holds_heads(file) else None
+
+
 def advice(model: str | Path) -> str | None:
     """One line about the drafter that comes with a target, and how to use it; None if none does or it can't be read."""
     try:
         file = _file_of(model)
-        beside = None if file is None or holds_heads(Gguf(file)) else companion_of(file)
+        opened = None if file is None else Gguf(file)
+        beside = None if opened is None or holds_heads(opened) else companion_of(opened)
         if beside is not None:
             return f"{model} has a drafter beside it, {beside.name}: --method mtp drafts with it"
-        told = heads_of_model(model)
+        told = heads_of_model(model) if opened is None else _heads_in(opened)
     except EyasError:  # whatever it is, loading the model reports it
         return None
     return None if told is None else f"{model} comes with a drafter, MTP heads {told}: --method mtp drafts with it"

@@ -18,6 +18,7 @@ from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError, UsageError
+from eyas.gguf import Gguf
 from eyas.hub import find_target
 from eyas.targets import Target, load_target
 from eyas.tree import parse_tree
@@ -145,11 +146,11 @@ def test_the_best_companion_is_that_of_the_same_name_and_quantization(twins: Any
     trunk = made.write(tmp_path / "sub" / "tiny-Q4_K_M.gguf", heads={})
     for name in ("mtp-tiny-Q8_0", "mtp-tiny-Q5_K_M", "sub/mtp-other-Q4_K_M"):
         made.write(tmp_path / f"{name}.gguf", companion=True)
-    assert companion_of(trunk) == tmp_path / "mtp-tiny-Q5_K_M.gguf"
+    assert companion_of(Gguf(trunk)) == tmp_path / "mtp-tiny-Q5_K_M.gguf"
     made.write(tmp_path / "mtp-tiny-Q4_K_M.gguf", companion=True)
-    assert companion_of(trunk) == tmp_path / "mtp-tiny-Q4_K_M.gguf"
+    assert companion_of(Gguf(trunk)) == tmp_path / "mtp-tiny-Q4_K_M.gguf"
     twins("qwen35moe").write(trunk.with_name("mtp-tiny-Q4_K_M.gguf"), companion=True)  # another architecture
-    assert companion_of(trunk) == tmp_path / "mtp-tiny-Q4_K_M.gguf"
+    assert companion_of(Gguf(trunk)) == tmp_path / "mtp-tiny-Q4_K_M.gguf"
 
 
 def test_an_embedding_head_or_norm_of_its_own_is_used_and_missing_ones_are_the_target_s(

@@ -41,11 +41,10 @@ def find_heads(path: Path) -> Path | None:
     """
     own = weights_file(path)
     file = gguf_in(path) if own is None else own
-    if file is None or holds_heads(Gguf(file)):
+    if file is None or holds_heads(opened := Gguf(file)):
         return file
-    if own is not None and (beside := companion_of(own)) is not None:
+    if own is not None and (beside := companion_of(opened)) is not None:
         return beside
-    opened = Gguf(file)
     if heads := heads_of(opened):
         raise CheckpointError(
             f"{file} says that its last {len(heads)} layers are MTP heads, and holds no blk.{heads[-1]}.{_PROJECTION}: "
@@ -60,14 +59,14 @@ def holds_heads(opened: Gguf) -> bool:
     return bool(heads) and all(f"blk.{layer}.{_PROJECTION}" in opened.tensors for layer in heads)
 
 
-def companion_of(target: Path) -> Path | None:
+def companion_of(target: Gguf) -> Path | None:
     """The companion with MTP heads beside a target's file, of the same architecture and sizes; None = there is none."""
-    for found in companions(target):
+    for found in companions(target.path):
         try:
-            theirs, ours = Gguf(found), Gguf(target)
+            theirs = Gguf(found)
         except CheckpointError:
             continue  # a broken neighbor isn't this target's trouble
-        if is_companion(theirs) and holds_heads(theirs) and _sizes(theirs) == _sizes(ours):
+        if is_companion(theirs) and holds_heads(theirs) and _sizes(theirs) == _sizes(target):
             return found
     return None
 

@@ -94,7 +94,8 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
 
 
 BLOCK_LOSS = {"unroll": 7, "decay": 0.7788, "anchors": 512}
-"""DFlash's loss, from which those of the other block drafters differ in few settings."""
+"""DFlash's loss (arXiv 2602.06036), from which those of the other block drafters differ in few settings: guesses of a
+block, the factor e^(-1/4) by which each one counts less than the one before, and blocks of a row."""
 
 
 def block_kind(

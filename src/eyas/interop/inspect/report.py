@@ -211,9 +211,10 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     except ModelError as error:
         report.problems.append(str(error))
     modules = None if headers is None else find_modules(headers.tensors, report.layers)
-    if file is not None and holds_heads(opened := Gguf(file)):
+    opened = None if file is None else Gguf(file)
+    if opened is not None and holds_heads(opened):
         report.mtp_modules = [f"blk.{layer}.nextn.* (llama.cpp's layout)" for layer in heads_of(opened)]
-    elif file is not None and (beside := companion_of(file)) is not None:
+    elif opened is not None and (beside := companion_of(opened)) is not None:
         report.mtp_modules = [f"{beside} (beside the file)"]
     elif modules is not None:
         report.mtp_modules = [f"{prefix}* ({modules.layout.family}'s layout)" for prefix in modules.prefixes]

@@ -302,7 +302,9 @@ def _calls(
     which no trial uses. Given states `last` [T, H], they replace the last layer's output, and the result has the logits
     [T, V] that the model computes from them instead of final states.
     """
-    count, calls, form = len(positions), list[LayerCall](), list[Any]()
+    count = len(positions)
+    calls = list[LayerCall]()
+    form = list[Any]()  # what the first layer returns: a tensor, or a tuple that begins with it
     steps = torch.arange(count, device=target.device)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0)
     mask = target.masks(torch.zeros_like(steps[:1]), 0, seen, steps.unsqueeze(0), windows=windows)

@@ -1,7 +1,8 @@
 // GGML's quantized blocks, as GGUF files hold them row by row, to panels of packed weights (weight.h). No number changes.
 //
 // A row is a sequence of units: single blocks of 32 inputs, or super-blocks of eight. A unit is read into the codes of its
-// blocks, a byte each, and the numbers of its blocks as the panel holds them. packed.py has the same readers in PyTorch.
+// blocks, a byte each, and the numbers of its blocks as the panel holds them. The names are GGML's, whose `gguf` package
+// dequantizes the same blocks: tests compare the two.
 #pragma once
 
 #include <cstdint>
