@@ -13,10 +13,12 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.files import read_json
-from eyas.drafters.network import set_vocabulary
+from eyas.drafters.network import SlidingWindow, set_vocabulary
 from eyas.errors import ExportError, EyasError, UsageError
+from eyas.gguf import Gguf
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
+from eyas.interop.inspect.report import report_drafter
 from eyas.interop.serving.engines import ENGINES
 from eyas.interop.serving.speculation import SpeculationRequest, served_drafter
 
@@ -82,13 +84,54 @@ def test_specforge(tmp_path: Path) -> None:
     [({"dflash_config": {"projector_type": "domino"}}, "projector_type"),
      ({"dflash_config": {"use_swa": True}}, "use_swa"),
      ({"dflash_config": {"attention_value_scale": 0.5}}, "attention_value_scale"),
-     ({"layer_types": ["sliding_attention", "full_attention"]}, "full_attention"), ({"logit_scale": 2.0}, "logit_sc")],
+     ({"logit_scale": 2.0}, "logit_sc")],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_other_networks_are_refused(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     config = specforge(**change.get("dflash_config", {})) | {k: v for k, v in change.items() if k != "dflash_config"}
     with pytest.raises(EyasError, match=reason):
         open_checkpoint(re.directory(tmp_path, config, tensors(own=False)), layers=9)
+
+
+_TYPES = ["sliding_attention", "full_attention"]
+_QWEN36 = {"layer_types": _TYPES, "use_sliding_window": True, "sliding_window": 16}
+WINDOWS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[bool, int | None]] | str]] = {
+    # keys at the top level, in dflash_config -> (causal, window) of each layer, or why the file is refused
+    "qwen3.6": (_QWEN36, {}, [(True, 16), (False, None)]),
+    "both ways": ({**_QWEN36, "is_causal": False}, {}, [(False, 16), (False, None)]),
+    "all causal": (_QWEN36, {"causal": True}, [(True, 16), (True, None)]),
+    "use_swa": ({"layer_types": None}, {"use_swa": True, "swa_window_size": 16}, [(False, 16)] * 2),
+    "use_swa, types": ({"layer_types": _TYPES}, {"use_swa": True, "swa_window_size": 16}, [(True, 16), (False, None)]),
+    "the last": ({**_QWEN36, "layer_types": None, "max_window_layers": 1}, {}, [(False, None), (True, 16)]),
+    "none": ({**_QWEN36, "layer_types": None, "max_window_layers": 28}, {}, [(False, None)] * 2),
+    "off": ({"sliding_window": 16}, {}, [(False, None)] * 2),
+    "no window": ({**_QWEN36, "sliding_window": None}, {}, "sliding_window is missing"),
+    "switched off": ({**_QWEN36, "use_sliding_window": False}, {}, "use_sliding_window is false"),
+    "too few types": ({**_QWEN36, "layer_types": _TYPES[:1]}, {}, "names 1 layers"),
+    "unknown type": ({**_QWEN36, "layer_types": ["chunked_attention"] * 2}, {}, "chunked_attention"),
+    "no types": ({"sliding_window": 16, "use_sliding_window": None, "layer_types": None}, {}, "which layers"),
+    "two answers": ({**_QWEN36, "is_causal": False}, {"causal": True}, "readers take different ones"),
+    "no answer": ({**_QWEN36, "is_causal": "sometimes"}, {}, "is_causal"),
+    "two windows": (_QWEN36, {"use_swa": True, "swa_window_size": 8}, "keep one"),
+    "useless use_swa": ({}, {"use_swa": True, "swa_window_size": 8}, "use_swa is true"),
+    "negative": ({**_QWEN36, "sliding_window": -1}, {}, "sliding_window"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_by_layer(name: str, tmp_path: Path) -> None:
+    top, nested, expected = WINDOWS[name]
+    config = {key: value for key, value in (specforge(**nested) | top).items() if value is not None}
+    path = re.directory(tmp_path, config, tensors(own=False))
+    if isinstance(expected, str):
+        with pytest.raises(EyasError, match=expected):
+            open_checkpoint(path, layers=9)
+        return
+    opened = open_checkpoint(path, layers=9)
+    found = [(view.causal, None if view.window is None else view.window.size) for view in opened.config.views]
+    assert found == expected
+    assert len(opened.report.doubts) == (name == "none")
+    assert len(report_drafter(path).windows) == (0 if name in ("none", "off") else 2)
 
 
 def test_a_mask_embedding_in_a_pickle_is_refused(tmp_path: Path) -> None:
@@ -131,6 +174,22 @@ def test_speculators(tmp_path: Path) -> None:
             open_checkpoint(re.directory(tmp_path / key, library("dflash", **{key: ...}), tensors() | mapped))
     with pytest.raises(EyasError, match="unknown key swirl"):
         open_checkpoint(re.directory(tmp_path / "x", library("dflash", swirl=1), tensors() | mapped))
+
+
+@pytest.mark.parametrize("written", [True, False, ...])
+def test_windows_of_speculators_begin_at_the_anchor(written: Any, tmp_path: Path) -> None:
+    """Layers with a window are causal unless the file says otherwise; vLLM takes a missing key the other way."""
+    config = library("dflash", sliding_window_non_causal=written, draft_vocab_size=re.V)
+    config["transformer_layer_config"] |= {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "use_sliding_window": True,
+    }  # fmt: skip
+    opened = open_checkpoint(re.directory(tmp_path, config, tensors(vd=re.V)))
+    assert [(view.causal, view.window) for view in opened.config.views] == [
+        (written is not True, SlidingWindow(16, anchored=True)), (False, None),
+    ]  # fmt: skip
+    assert len(opened.report.doubts) == (written is ...)
+    assert "sliding_window_non_causal" not in opened.report.ignored
+    assert report_drafter(tmp_path).windows[0].startswith("layer 0: 16 positions before the anchor")
 
 
 def test_qwen3_layers_have_qwen3_s_numbers_of_heads(tmp_path: Path) -> None:
@@ -180,13 +239,31 @@ def test_gguf(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
 
 
+_WINDOW = {"dflash.attention.sliding_window": 64, "dflash.attention.sliding_window_pattern": [True, False]}
+
+
+@pytest.mark.parametrize("causal", [True, False, ...])
+def test_a_gguf_file_with_windows(causal: Any, tmp_path: Path) -> None:
+    """Without a word about causality it is as z-lab's code has it, with a doubt: llama.cpp reads it otherwise."""
+    opened = open_checkpoint(
+        gguf(tmp_path / "a.gguf", tensors(vd=re.V), **_WINDOW, **{"dflash.attention.causal": causal})
+    )
+    assert [(view.causal, view.window) for view in opened.config.views] == [
+        (causal is not False, SlidingWindow(64)), (causal is True, None),
+    ]  # fmt: skip
+    assert len(opened.report.doubts) == (causal is ...)
+
+
 def test_gguf_that_would_be_misread_is_refused(tmp_path: Path) -> None:
     plain, heads = tensors(own=False), tensors(markov=True, own=False, vd=re.V)
     tied = plain | {"embed_tokens.weight": torch.ones(re.V, re.H)}
     for number, (found, keys, reason) in enumerate((
-        (plain, {"dflash.attention.causal": True}, "attention.causal"),
+        (plain, {"dflash.attention.causal": 1}, "attention.causal"),
         (plain, {"dflash.rope.dimension_sections": [2, 1, 0, 0]}, "dimension_sections"),
-        (plain, {"dflash.attention.sliding_window": 64}, "attention.sliding_window"),
+        (plain, {"dflash.attention.sliding_window": 64}, "sliding_window_pattern need"),
+        (plain, {"dflash.attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern need"),
+        (plain, {**_WINDOW, "dflash.attention.sliding_window_pattern": [True]}, "each of the 2 layers"),
+        (plain, {**_WINDOW, "dflash.attention.sliding_window": 4, "dflash.attention.causal": False}, "sees all later"),
         (plain, {"dflash.sample_from_anchor": True}, "sample_from_anchor"),
         (plain, {"dflash.target_layers": ...}, "target_layers"),
         (plain, {"tokenizer.ggml.mask_token_id": ...}, "mask_token_id"),
@@ -234,6 +311,38 @@ def test_what_the_exports_hold(served_target: ServedTarget, tmp_path: Path) -> N
         assert "lm_head.weight" in load_file(done.path / "model.safetensors")
         done = export(saved, "gguf", tmp_path / f"{kind}-gguf", served_target)
         assert f"--spec-type draft-{kind} --spec-draft-n-max {guesses}" in done.command
+
+
+_MIXED = {
+    "num_hidden_layers": 2, "sliding_window": 16, "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def test_what_exports_hold_of_windows(served_target: ServedTarget, tmp_path: Path) -> None:
+    """Only what the reader computes is written; the export itself reads the folder back and compares."""
+    usual = drafter(tmp_path / "usual", "dflash", **_MIXED)
+    for consumer in ("vllm", "sglang"):
+        config = read_json(export(usual, consumer, tmp_path / consumer, served_target).path / "config.json")
+        assert {key: config[key] for key in _MIXED} == _MIXED
+        assert "is_causal" not in config
+    for consumer in ("speculators", "gguf"):
+        with pytest.raises(ExportError, match=r"sliding_window: .*all causal or none is"):
+            export(usual, consumer, tmp_path / "no", served_target)
+    both_ways = drafter(tmp_path / "both", "dspark", **_MIXED, is_causal=False)
+    assert read_json(both_ways / "config.json")["is_causal"] is False
+    config = read_json(export(both_ways, "vllm", tmp_path / "both-vllm", served_target).path / "config.json")
+    assert config["is_causal"] is False
+    done = export(both_ways, "gguf", tmp_path / "both-gguf", served_target)
+    keys = Gguf(next(done.path.glob("*.gguf"))).metadata
+    assert keys["dflash.attention.sliding_window_pattern"] == [True, False]
+    assert (keys["dflash.attention.sliding_window"], keys["dflash.attention.causal"]) == (16, False)
+    anchored = drafter(tmp_path / "anchored", "dflash", **_MIXED, is_causal=False, sliding_anchored=True)
+    config = read_json(export(anchored, "speculators", tmp_path / "library", served_target).path / "config.json")
+    assert config["transformer_layer_config"]["layer_types"] == _MIXED["layer_types"]
+    assert config["sliding_window_non_causal"] is True
+    with pytest.raises(ExportError, match="from each slot"):
+        export(anchored, "vllm", tmp_path / "no", served_target)
 
 
 def test_an_embedding_without_a_head_becomes_both_for_llama_cpp(served_target: ServedTarget, tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def _block_chains(
     anchors = sampled_anchors(begun, _ANCHORS, (0,))
     steps = min(length, network.config.guesses)
     blocks = blocks_at(network.config, transcript.tokens, transcript.answers, anchors, steps)
-    attention = BlockAttention(anchors, network.config.causal, network.config.sliding_window)
+    attention = BlockAttention(anchors, network.config.views)
     context = read_context(network, states, attention.store).flatten(0, 1)[anchors.rows]
     block = run_blocks(network, network.embed(blocks.masked), context, blocks, attention)
     joined = network.joined(block, blocks.before)

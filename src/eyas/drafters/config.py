@@ -23,6 +23,9 @@ WIDEST, DEEPEST = 2**22, 64
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies don't change with the length of a sequence."""
 
+FULL_LAYER, SLIDING_LAYER = "full_attention", "sliding_attention"
+"""Types of layers, as transformers names them: without and with a sliding window."""
+
 MOST_TAPS = 64
 """The most taps that a drafter may read."""
 

@@ -370,6 +370,19 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
+class SlidingWindow(NamedTuple):
+    """The window of a layer: how far back its tokens see."""
+
+    size: int
+    anchored: bool = False
+    """A block's slots all see the same earlier positions, `size` of them before its first one, the anchor, and each
+    other; else a token sees the positions less than `size` from its own."""
+
+    def near(self, queries: Tensor, keys: Tensor, anchor: Tensor | int) -> Tensor:
+        """Which keys are in the window: positions of queries, keys and anchors, broadcast."""
+        return keys >= anchor - self.size if self.anchored else (queries - keys).abs() < self.size
+
+
 class Stage(NamedTuple):
     """Where a pass of the network's modules stages its keys and values, and what its tokens see."""
 
@@ -381,7 +394,7 @@ class Stage(NamedTuple):
     first: int = 0  # the first of a row's own pairs that is seen
     end: int | None = None  # the number of columns that are read, if fixed
     level: int = 0  # of the draft; the root's children are level 0
-    window: int | None = None  # each token sees positions less than `window` from its own; None = all
+    window: SlidingWindow | None = None  # of the layers; None = all positions are seen
 
 
 class Within(NamedTuple):
@@ -420,8 +433,9 @@ def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
     if stage.first:
         seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
     if stage.window is not None:
-        own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
-        seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
+        anchor = stage.lengths.view(-1, 1, 1, 1)
+        own = anchor + torch.arange(width, device=columns.device).unsqueeze(1)  # [R, 1, S, 1]
+        seen = seen & stage.window.near(own, columns, anchor)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layout is not None:

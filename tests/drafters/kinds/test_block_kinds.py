@@ -45,6 +45,7 @@ SELECTOR = {"conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9}
 LATTICE = {
     "lilicorr_hidden_size": 16, "lilicorr_candidate_topk": 9, "lilicorr_factor_dim": 6, "lilicorr_logit_scale": 7.0,
 }  # fmt: skip
+MIXED = {"sliding_window": 4, "layer_types": ("sliding_attention", "full_attention")}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dflash", {}),
     "jetspec": ("dflash", {"causal": True}),
@@ -53,6 +54,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rnn": ("dspark", {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": False}),
     "dflash2": ("dflash2", SELECTOR),
     "window": ("dflash2", {**SELECTOR, "conv_kernel_size": 3, "sliding_window": 4}),
+    "mixed": ("dflash", {**MIXED, "sliding_causal": True}),
+    "both ways": ("dflash", MIXED),
+    "anchored": ("dspark", {**MIXED, "sliding_causal": True, "sliding_anchored": True, "markov_rank": 6}),
     "domino": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "pure_draft_prefix_len": 1}),
     "shifted": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "sample_from_anchor": True}),
     "xpress": ("xpress", {"xpress_rank": 6, "xpress_mlp_hidden": 9}),
@@ -111,6 +115,21 @@ def convolved(weights: Weights, name: str, x: Tensor, source: Tensor, side: int)
     return out
 
 
+def seen_by_slots(config: BlockConfig, layer: int, count: int) -> Tensor:
+    """[B, count + B] what the slots after `count` positions see: z-lab's mask, or the one speculators trains with."""
+    seen = torch.zeros(config.block_size, count + config.block_size, dtype=torch.bool)
+    window = config.sliding_window if (config.layer_types or [])[layer:][:1] == ("sliding_attention",) else None
+    causal = config.causal or (config.sliding_causal and window is not None)
+    for slot in range(config.block_size):
+        query = count + slot
+        for key in range(count + config.block_size):
+            near = window is None or (query - key < window and (causal or key - query < window))
+            if config.sliding_anchored and window is not None:
+                near = key >= count - window  # all of the block, and as much before the anchor
+            seen[slot, key] = near and (key <= query or not causal)
+    return seen
+
+
 def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[Tensor, Tensor]:
     """The states [B, H] of all slots, and the fused state [H] before the anchor; taps [n, A, Ht] of what is before."""
     weights, config = network.state_dict(), network.config
@@ -118,14 +137,8 @@ def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[T
     context = normed(weights, "hidden_norm", linear(weights, "fc", taps.flatten(1)), eps)
     hidden = weights["embed_tokens.weight"][[anchor] + [config.mask_token_id] * (size - 1)]
     everywhere = torch.arange(count + size)
-    apart = everywhere[count:, None] - everywhere  # how far before a slot
-    seen = torch.ones(size, count + size, dtype=torch.bool)
-    if config.causal:
-        seen &= apart >= 0
-    if config.sliding_window is not None:
-        seen &= apart.abs() < config.sliding_window
     for i in range(config.num_hidden_layers):
-        at = f"layers.{i}"
+        at, seen = f"layers.{i}", seen_by_slots(config, i, count)
         x = source = normed(weights, f"{at}.input_layernorm", hidden, eps)
         convolves = f"{at}.attention_conv.base_kernel" in weights
         if convolves:
@@ -343,7 +356,8 @@ def test_a_block_is_as_deep_as_it_has_guesses() -> None:
 FAST = {
     "dflash": (0.7, "dynamic:4,3,9"), "vanilla": (1.0, "chain:4"), "rnn": (0.0, "shared:4,3,20"),
     "jetspec": (1.0, "dynamic:4,3,9"), "dflash2": (0.7, "chain:4"), "domino": (0.0, "dynamic:4,3,9"),
-    "xpress": (1.0, "shared:4,3,20"), "lilicorr": (0.7, "dynamic:4,3,9"),
+    "xpress": (1.0, "shared:4,3,20"), "lilicorr": (0.7, "dynamic:4,3,9"), "mixed": (0.0, "shared:4,3,20"),
+    "anchored": (1.0, "dynamic:4,3,9"),
 }  # fmt: skip
 CASES = [
     pytest.param(name, temperature, tree, marks=() if FAST.get(name) == (temperature, tree) else pytest.mark.slow)

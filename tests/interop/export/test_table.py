@@ -29,6 +29,10 @@ E3: dict[str, Any] = {"draft_vocab_size": 120, "taps": [2, 4, 5], "embedding": "
 E1: dict[str, Any] = {"embedding": "shared", "head": "shared"}
 FULL: dict[str, Any] = {**E3, "draft_vocab_size": None, "head": "shared"}
 BLOCK: dict[str, Any] = {"taps": [2, 4, 5], "embedding": "shared", "head": "shared"}
+WINDOW: dict[str, Any] = {
+    **BLOCK, "sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"],
+}  # fmt: skip
+MIXED = {**WINDOW, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -176,13 +180,20 @@ TABLE: dict[str, Row] = {
         {"sglang": "hidden_size embedding head", "speculators": "hidden_size", "gguf": "hidden_size"}),
     "dflash, wider heads": ("dflash", {**BLOCK, "head_dim": 16}, {}),
     "dflash, a tree": ("dflash", {**BLOCK, "default_tree": "dynamic:4,3,9"}, {}),
-    "dflash, window": ("dflash", {**BLOCK, "sliding_window": 64, "layer_types": ["sliding_attention"]},
-        dict.fromkeys((*ALL[1:4], "gguf"), "sliding_window")),
+    "dflash, window": ("dflash", WINDOW, {"speculators": "sliding_window"}),
+    "dflash, window both ways": ("dflash", {**WINDOW, "is_causal": False},
+        dict.fromkeys(("sglang", "speculators"), "sliding_window")),
+    "dflash, window from the anchor": ("dflash", {**WINDOW, "sliding_anchored": True},
+        dict.fromkeys(("sglang", "vllm", "gguf"), "sliding_window")),
+    "dflash, windows by layer": ("dflash", MIXED, dict.fromkeys(("speculators", "gguf"), "sliding_window")),
+    "dflash, narrow window": ("dflash", {**WINDOW, "sliding_window": 2, "is_causal": False},
+        dict.fromkeys(("sglang", "speculators", "gguf"), "sliding_window")),
+    "dspark, windows by layer": ("dspark", MIXED, dict.fromkeys(("sglang", "speculators", "gguf"), "sliding_window")),
     "jetspec": ("dflash", {**BLOCK, "is_causal": True},
-        dict.fromkeys(("sglang", "speculators", "gguf"), "causal")),
-    "dspark, causal": ("dspark", {**BLOCK, "is_causal": True}, dict.fromkeys((*ALL[1:4], "gguf"), "causal")),
+        dict.fromkeys(("sglang", "speculators"), "causal")),
+    "dspark, causal": ("dspark", {**BLOCK, "is_causal": True}, dict.fromkeys(ALL[1:4], "causal")),
     "dflash2": ("dflash2", BLOCK, dict.fromkeys({*ALL} - {"sglang"}, "kind")),
-    "dflash2, window": ("dflash2", {**BLOCK, "sliding_window": 64, "layer_types": ["sliding_attention"]},
+    "dflash2, window": ("dflash2", {**WINDOW, "is_causal": False},
         dict.fromkeys({*ALL} - {"sglang"}, "kind")),
     "domino": ("domino", BLOCK, dict.fromkeys(ALL, "kind")),
     "xpress": ("xpress", BLOCK, dict.fromkeys(ALL, "kind")),

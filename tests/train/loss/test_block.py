@@ -14,7 +14,7 @@ from eyas.data.features import FeatureBatch
 from eyas.data.tokens.batches import ChatBatches, SegmentConfig
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.block.decoding import BlockProposer
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork, LayerView
 from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import set_vocabulary
@@ -80,7 +80,7 @@ def test_attention_is_a_masked_softmax(rows: int, together: int, monkeypatch: py
     shapes = [(5, HEADS, SLOTS, SIZE), (5, KV, SLOTS, SIZE), (5, KV, SLOTS, 6), (3, KV, width, SIZE), (3, KV, width, 6)]
     given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     q, k, v, keys, values = given
-    attention = BlockAttention(anchors)
+    attention = BlockAttention(anchors, [LayerView(causal=False, window=None)])
     attention.store(0, keys, values)
     ours = attention(0, q, k, v)
     mask = torch.zeros(5, 1, 1, width + SLOTS, dtype=torch.bool)
@@ -99,7 +99,7 @@ def test_attention_is_a_masked_softmax(rows: int, together: int, monkeypatch: py
 
 def block_logits(network: BlockNetwork, blocks: Blocks, taps: Tensor, starts: Tensor | None = None) -> Tensor:
     """[n, K, Vd]"""
-    attention = BlockAttention(blocks.anchors, network.config.causal, network.config.sliding_window)
+    attention = BlockAttention(blocks.anchors, network.config.views)
     context = read_context(network, taps, attention.store, starts).flatten(0, 1)[blocks.anchors.rows]
     block = run_blocks(network, network.embed(blocks.masked), context, blocks, attention)
     return network.joined_logits(network.joined(block, blocks.before))

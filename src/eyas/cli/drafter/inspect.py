@@ -118,7 +118,9 @@ def _origins(stops: dict[int, str]) -> str:
     return "\n".join(f"{', '.join(tokens)}: {place}" for place, tokens in found.items())
 
 
-_OWN: dict[str, Callable[[Any], str]] = {"attention": _windows, "stop_ids": _origins, "known_drafters": "\n".join}
+_OWN: dict[str, Callable[[Any], str]] = {
+    "attention": _windows, "stop_ids": _origins, "known_drafters": "\n".join, "windows": "\n".join,
+}  # fmt: skip
 """Entries of a report that are shown in their own way."""
 
 

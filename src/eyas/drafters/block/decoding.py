@@ -102,9 +102,18 @@ class BlockProposer(Proposer):
         self, cache: SlotCache, rows: range, end: int | None, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor]:
         network, steps = self.network, torch.arange(tokens.shape[1], device=tokens.device)
-        seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-        seen = seen.tril() if network.config.causal else seen
-        attend = staged_attention(cache, rows, Stage(lengths, seen, end=end, window=network.config.sliding_window))
+        views = network.config.views
+        every = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
+        attends = {
+            view: staged_attention(
+                cache, rows, Stage(lengths, every.tril() if view.causal else every, end=end, window=view.window)
+            )
+            for view in dict.fromkeys(views)
+        }
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attends[views[layer]](layer, q, k, v)
+
         return (network.states(network.embed(tokens), lengths.unsqueeze(1) + steps, attend),)
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:

@@ -16,20 +16,39 @@ nodes, M latent, m memory, k candidates, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.config import MOST_TAPS, GroupedConfig, MaskedConfig
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, native_decoder, rotate
+from eyas.drafters.config import DEEPEST, FULL_LAYER, MOST_TAPS, SLIDING_LAYER, GroupedConfig, MaskedConfig
+from eyas.drafters.network import (
+    Attend,
+    Attention,
+    DecoderLayer,
+    DraftNetwork,
+    RMSNorm,
+    Rotary,
+    SlidingWindow,
+    native_decoder,
+    rotate,
+)
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps
 
 Store = Callable[[int, Tensor, Tensor], None]
 """(layer, keys [R, heads, S, D], values) of context positions."""
+
+
+class LayerView(NamedTuple):
+    """What the slots of a block see in a layer."""
+
+    causal: bool
+    """No later slots."""
+    window: SlidingWindow | None
+    """None = the whole context."""
 
 
 class BlockConfig(GroupedConfig, MaskedConfig):
@@ -45,7 +64,51 @@ class BlockConfig(GroupedConfig, MaskedConfig):
     """A slot sees no later slot (JetSpec, arXiv 2606.18394); else the slots see each other in both directions."""
     qk_norm: bool = True
     sliding_window: int | None = Field(default=None, ge=2)
-    """A slot sees only positions less than `sliding_window` from its own; None = all."""
+    """The window of layers of type `sliding_attention`: a slot sees the positions less than that from its own."""
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    """The type of each layer; None = all see everything. With a window and no types, all layers have it."""
+    sliding_causal: bool = False
+    """In layers with a window a slot sees no later slot, even where it does in the others."""
+    sliding_anchored: bool = False
+    """The window reaches as far back from the anchor, for all slots of a block, and not from each slot."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form(cls, values: Any) -> Any:
+        """Name the layers that have the window, and write causality in one way where all have it."""
+        if not isinstance(values, dict) or not values.get("sliding_window"):
+            return values
+        layers, types = values.get("num_hidden_layers", 1), values.get("layer_types")
+        if types is None:
+            types = (SLIDING_LAYER,) * (min(layers, DEEPEST) if isinstance(layers, int) else 0)  # others: refused below
+        causal = values.get("sliding_causal") and set(map(str, types)) == {SLIDING_LAYER}
+        return {**values, "layer_types": types} | ({"causal": True, "sliding_causal": False} if causal else {})
+
+    @model_validator(mode="after")
+    def _windows_agree(self) -> BlockConfig:
+        types = self.layer_types
+        if types is not None and len(types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(types)} layers, and num_hidden_layers is {self.num_hidden_layers}"
+            )
+        windowed = SLIDING_LAYER in (types or ())
+        if windowed is not (self.sliding_window is not None):
+            raise ValueError("sliding_window and layers of type sliding_attention need each other")
+        if (self.sliding_causal or self.sliding_anchored) and not windowed:
+            raise ValueError("sliding_causal and sliding_anchored need a sliding_window")
+        if self.sliding_causal and self.causal:
+            raise ValueError("sliding_causal says nothing more where causal is true: keep one")
+        return self
+
+    @property
+    def views(self) -> tuple[LayerView, ...]:
+        """What slots see in each layer."""
+        full = LayerView(self.causal, None)
+        if self.sliding_window is None:
+            return (full,) * self.num_hidden_layers
+        window = SlidingWindow(self.sliding_window, self.sliding_anchored)
+        sliding = LayerView(self.causal or self.sliding_causal, window)
+        return tuple(full if each == FULL_LAYER else sliding for each in self.layer_types or ())
 
     @property
     def tap_count(self) -> int:

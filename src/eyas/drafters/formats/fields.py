@@ -135,14 +135,6 @@ def architectures(raw: Mapping[str, Any]) -> list[str]:
 
 NESTED = "dflash_config"
 """The section in which published files keep a block drafter's settings; some files have them at the top level."""
-CAUSAL = ("causal", "causal_head", "is_causal")
-
-
-def is_causal(raw: Mapping[str, Any]) -> bool:
-    """Whether a block drafter's configuration says, in any known way, that a slot sees no later slots."""
-    nested = raw.get(NESTED)
-    return any(raw.get(key) or (isinstance(nested, dict) and nested.get(key)) for key in CAUSAL)
-
 
 _NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "a whole number", str: "text"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters.config import DEEPEST
+from eyas.drafters.config import DEEPEST, FULL_LAYER, SLIDING_LAYER
 from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
 from eyas.errors import CheckpointError, ConfigError
 from eyas.gguf import Gguf, SkippedArray
@@ -109,6 +109,7 @@ class GgufLayout:
                 if not key.startswith((prefix, "eyas."))
             },
             notes=_notes(file),
+            doubts=_doubts(own),
         )
 
     def _config(self, file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
@@ -156,6 +157,15 @@ class GgufLayout:
 def _notes(file: Gguf) -> list[str]:
     quantised = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
     return [f"quantized weights (GGML types {quantised}) are read as float32"] if quantised else []
+
+
+def _doubts(own: dict[str, Any]) -> list[str]:
+    if CAUSAL in own or not own.get(WINDOW) or not any(own.get(PATTERN) or ()):
+        return []
+    return [
+        f"{CAUSAL} is missing: layers with a window are read as causal, as z-lab trains them and config.json means it; "
+        "llama.cpp lets their slots see later ones"
+    ]
 
 
 def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
@@ -292,14 +302,42 @@ _DFLASH_TENSORS = {
 }
 MASK = "tokenizer.ggml.mask_token_id"
 """The key of the token whose embedding fills the slots after the anchor."""
-_CAUSAL, _SECTIONS = "attention.causal", "rope.dimension_sections"
+CAUSAL, WINDOW, PATTERN = "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern"
+"""The keys of what slots see: whether only earlier slots, how far back, and in which layers that is so."""
+_SECTIONS = "rope.dimension_sections"
 _ANCHOR, _CONFIDENT = "sample_from_anchor", "has_confidence_head"
+
+
+def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
+    """Windows and causality in the keys of config.json. Raises ConfigError.
+
+    llama.cpp's converter leaves `attention.causal` out where config.json doesn't say: then layers with a window are
+    causal, as they were trained, although llama.cpp itself lets slots see later ones there.
+    """
+    window, pattern, causal = (own.get(key) for key in (WINDOW, PATTERN, CAUSAL))
+    if causal is not None and not isinstance(causal, bool):
+        raise ConfigError(f"{where}: {CAUSAL} is {causal!r}, not true or false")
+    said = {} if causal is None else {"is_causal": causal}
+    if pattern is None or not window:
+        if window or (pattern is not None and any(pattern)):
+            raise ConfigError(f"{where}: {WINDOW} and {PATTERN} need each other: one is missing")
+        return said
+    layers, block = own.get("block_count"), own.get("block_size")
+    if type(window) is not int or not isinstance(pattern, list) or len(pattern) != layers:
+        raise ConfigError(
+            f"{where}: {PATTERN} must say of each of the {layers} layers whether it has {WINDOW} {window}"
+        )
+    if causal is False and any(pattern) and isinstance(block, int) and block > window:
+        raise ConfigError(
+            f"{where}: {WINDOW} is {window} and block_size {block}: in llama.cpp a slot sees all later ones of its "
+            "block, elsewhere only those in the window"
+        )
+    types = [SLIDING_LAYER if each else FULL_LAYER for each in pattern]
+    return {"sliding_window": window, "use_sliding_window": True, "layer_types": types, **said}
 
 
 def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     """Taps, mask token, heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
-    if own.get(_CAUSAL, False) is not False:
-        raise ConfigError(f"{where}: {_CAUSAL} is not false, but slots of a block attend to each other both ways")
     sections = own.get(_SECTIONS, [0])
     if not isinstance(sections, list) or any(sections[1:]):
         raise ConfigError(f"{where}: {_SECTIONS} {sections}: eyas rotates by one position per token")
@@ -310,6 +348,7 @@ def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, A
         )
     config: dict[str, Any] = {"model_type": "qwen3", "taps": read_boundaries(own, where)}
     config["mask_token_id"] = file.metadata.get(MASK)
+    config |= _windows(own, where)
     markov, confidence = file.tensors.get(_MARKOV), file.tensors.get(_CONFIDENCE)
     if markov is None:
         if own.get(_ANCHOR, False) is not False:
@@ -329,7 +368,7 @@ DFLASH_LAYOUT = GgufLayout(
     title="DFlash or DSpark",
     tensors=_DFLASH_TENSORS,
     keys=SIZES | {"block_size": "block_size", "hidden_activation": "hidden_act"},
-    more_keys=frozenset({_CAUSAL, _SECTIONS, _ANCHOR, _CONFIDENT}),
+    more_keys=frozenset({CAUSAL, WINDOW, PATTERN, _SECTIONS, _ANCHOR, _CONFIDENT}),
     settings=_dflash_settings,
     interleaved=False,
 )

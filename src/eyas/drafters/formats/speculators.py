@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
+from eyas.drafters.config import SLIDING_LAYER
 from eyas.drafters.files import KeyReport
 from eyas.errors import CheckpointError, ConfigError
 
@@ -22,7 +23,7 @@ TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
 BOUNDARIES_KEY = "aux_hidden_state_layer_ids"
 """The key of the boundaries that a block drafter of the library reads."""
 SLIDING_KEY = "sliding_window_non_causal"
-"""How layers with a sliding window see a block; vLLM's DFlash applies it to all layers, the library to these only."""
+"""How layers with a sliding window see a block; vLLM applies it to all layers, the library to these only."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Algorithm:
     """Keys for which readers have different defaults -> the value of a missing one, and the doubt to report."""
     guesses: str = ""
     """The native key for the number of guesses of one pass, from the library's proposal; empty if there is none."""
+    non_causal: bool | None = None
+    """A block drafter's default of `SLIDING_KEY` in the library; None = another drafter."""
 
 
 PEAGLE_ARCHITECTURES = {"llama": "PeagleLlamaForCausalLM", "qwen3": "PeagleQwen3ForCausalLM"}
@@ -50,7 +53,6 @@ _COPIED = ("draft_vocab_size", "target_hidden_size", "default_tree", "taps", "ey
 """Keys that every algorithm has."""
 _TOGGLES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "eagle_aux_hidden_state_layer_ids")
 _BLOCK = ("block_size", "mask_token_id", BOUNDARIES_KEY, "sample_from_anchor")
-_SLIDING = {SLIDING_KEY: "about layers with a sliding window"}
 ALGORITHMS = {
     "eagle3": Algorithm(
         {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"},
@@ -62,19 +64,20 @@ ALGORITHMS = {
     ),
     "peagle": Algorithm(PEAGLE_ARCHITECTURES, "llama", (*_TOGGLES, "mask_token_id"), guesses="num_depths"),
     "dflash": Algorithm(
-        dict.fromkeys(("llama", "qwen3"), "DFlashDraftModel"), "qwen3", _BLOCK, _BLOCK[:3], _SLIDING,
+        dict.fromkeys(("llama", "qwen3"), "DFlashDraftModel"), "qwen3", _BLOCK, _BLOCK[:3], non_causal=False,
     ),
     "dflash2": Algorithm(
         {"qwen3": "DFlash2DraftModel"}, "qwen3",
-        (*_BLOCK, "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"), _BLOCK[:3], _SLIDING,
+        (*_BLOCK, "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"), _BLOCK[:3],
+        non_causal=True,
     ),
     "dspark": Algorithm(
         dict.fromkeys(("llama", "qwen3"), "Qwen3DSparkModel"),
         "qwen3",
         (*_BLOCK, "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
         _BLOCK[:3],
-        _SLIDING,
-        {"sample_from_anchor": (False,
+        non_causal=False,
+        ambiguous={"sample_from_anchor": (False,
             "sample_from_anchor is missing: read as false, as vLLM and older versions of speculators do; the "
             "library's own default is true now: write it into config.json to settle it")},
     ),
@@ -140,13 +143,19 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
             doubts.append(doubt)
     if algorithm.guesses:
         config |= _guesses(proposal, algorithm.guesses)
+    used = [MODEL_TYPE_KEY, *(key for key in copied if key in raw), *(f"{LAYER}.{key}" for key in layer)]
     descriptive = {**_DESCRIPTIVE, **algorithm.ignored}
-    unknown = set(raw) - {*copied, *descriptive, MODEL_TYPE_KEY, LAYER, "speculators_config"}
+    if algorithm.non_causal is not None:
+        if SLIDING_LAYER in str(config.get("layer_types")) or config.get("use_sliding_window"):
+            config |= _windows(raw, algorithm.non_causal, where, doubts)
+            used += [SLIDING_KEY] if SLIDING_KEY in raw else []
+        else:
+            descriptive |= {SLIDING_KEY: "about layers with a sliding window"}
+    unknown = set(raw) - {*copied, *descriptive, *used, LAYER, "speculators_config"}
     config |= {key: raw[key] for key in unknown}  # refused by name later, with the other keys
     config |= {"architectures": [algorithm.architectures[kind]], "model_type": kind, "tie_word_embeddings": False}
     ignored = {key: why for key, why in descriptive.items() if key in raw}
     ignored["speculators_config"] = "how vLLM is to draft, and the name of the target"
-    used = [MODEL_TYPE_KEY, *(key for key in copied if key in raw), *(f"{LAYER}.{key}" for key in layer)]
     defaulted = {f"{LAYER}.{key}": value for key, value in missing.items()}
     return Translated(config, used, ignored=ignored, defaulted=defaulted, doubts=doubts)
 
@@ -156,6 +165,23 @@ def _layer_defaults(kind: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     standard = (Qwen3Config() if kind == "qwen3" else LlamaConfig()).to_dict()
     keys = [*_LAYER_DEFAULTS, *(_QWEN3_DEFAULTS if kind == "qwen3" else ())]
     return {key: standard.get(key, False) for key in keys if layer.get(key) is None}
+
+
+def _windows(raw: Mapping[str, Any], non_causal: bool, where: str, doubts: list[str]) -> dict[str, Any]:
+    """What slots see in layers with a window, in native keys: `is_causal` is left out where only these are causal.
+
+    The library trains with windows that begin at the anchor. Raises ConfigError.
+    """
+    written = raw.get(SLIDING_KEY)
+    if written is None:
+        doubts.append(
+            f"{SLIDING_KEY} is missing: read as {str(non_causal).lower()}, as the speculators library does; vLLM takes "
+            "true: write it into config.json to settle it"
+        )
+    elif not isinstance(written, bool):
+        raise ConfigError(f"{where}: {SLIDING_KEY} is {written!r}, not true or false")
+    both_ways = non_causal if written is None else written
+    return {"sliding_anchored": True} | ({"is_causal": False} if both_ways else {})
 
 
 def _guesses(proposal: dict[str, Any], key: str) -> dict[str, Any]:

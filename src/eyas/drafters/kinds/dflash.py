@@ -13,13 +13,14 @@ from typing import Any
 from eyas.drafters.block.decoding import BlockProposer
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
-from eyas.drafters.formats.fields import CAUSAL, NESTED, Fields, is_causal
+from eyas.drafters.formats.fields import NESTED, Fields
 from eyas.drafters.formats.taps import read_layer_outputs
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
+from eyas.drafters.formats.windows import read_windows, windows_dict
 from eyas.drafters.kind import DFLASH, Kind
 from eyas.errors import ConfigError
 
-_FIXED: dict[str, Any] = {"attention_mode": "gqa", "use_swa": False, "use_aux_hidden_state": True}
+_FIXED: dict[str, Any] = {"attention_mode": "gqa", "use_aux_hidden_state": True}
 """Keys of the section and their only supported values: any other value means another network."""
 _TRAINING = ("num_anchors", "confidence_head_alpha")
 
@@ -37,10 +38,7 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
     for key, only in (_FIXED | {"projector_type": projector}).items():
         if nested.pop(key, only) != only:
             raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
-    for key in CAUSAL:
-        nested.pop(key, None)
-        fields.values.pop(key, None)
-    fields.values["causal"] = is_causal(fields.raw)
+    windows = read_windows(fields, nested, NESTED)
     for key in _TRAINING:
         nested.pop(key, None)
         fields.ignore(key, "about training")
@@ -51,24 +49,13 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
     layers = fields.take("num_target_layers", int, default=fields.layers)
     if fields.names is not None and not {EMBEDDING, HEAD} & set(fields.names):
         fields.ignore("tie_word_embeddings", "the target's: the file has neither embedding nor head")
-    window = _window(fields)
     read_decoder(fields)
-    fields.values |= {} if window is None else {"sliding_window": window}
+    fields.values |= windows
     read_grouped_heads(fields)
     fields.default("num_aux_hidden_states", fields.values.get("num_hidden_layers") if taps is None else len(taps))
     if layers is not None and fields.layers not in (None, layers):
         raise ConfigError(f"{fields.where}: made for a target of {layers} layers, but this one has {fields.layers}")
     return fields.finish(config)
-
-
-def _window(fields: Fields) -> int | None:
-    """Take the keys of a sliding window that all layers share; None = there is none, and the keys are left."""
-    if set(fields.raw.get("layer_types") or []) != {"sliding_attention"}:
-        return None
-    del fields.values["layer_types"]
-    fields.values.pop("use_sliding_window", None)
-    window: int | None = fields.take("sliding_window", int)
-    return window
 
 
 def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -> dict[str, Any]:
@@ -78,8 +65,9 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
     """
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
-    if config.sliding_window is not None:
-        values |= {"layer_types": ["sliding_attention"] * config.num_hidden_layers, "use_sliding_window": True}
+    for key in ("sliding_window", "layer_types", "sliding_causal", "sliding_anchored"):
+        values.pop(key, None)
+    values |= windows_dict(config)
     nested = {key: values.pop(key) for key in ("mask_token_id", *nest)}
     del values["num_aux_hidden_states"]
     for key, usual in (("qk_norm", True), ("sample_from_anchor", False)):

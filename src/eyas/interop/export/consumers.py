@@ -29,6 +29,7 @@ from eyas.interop.export.forms import (
     Rule,
     as_wide_as_the_target,
     identity_map,
+    layers_alike,
     meet_needs,
     off,
     only,
@@ -36,6 +37,8 @@ from eyas.interop.export.forms import (
     refusals,
     rising_taps,
     rotations,
+    window_causality,
+    windows,
 )
 
 
@@ -127,11 +130,23 @@ _BLOCKS = (
     *off("mlp_bias", why="its block drafters have no", families=BLOCK),
     Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
     only("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
-    only("sliding_window", None, why="it has windows in DFlash 2 only", families=(DFLASH, DSPARK)),
     Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
 )
-_BOTH_WAYS = only("causal", False, why="the slots of its blocks see each other both ways", families=BLOCK)
+_BOTH_WAYS = Rule(
+    "causal",
+    lambda d: not any(view.causal and view.window is None for view in d.get("views")),
+    "in layers without a window, the slots of its blocks see each other both ways",
+    BLOCK,
+)
+_EVERY_SLOT = windows(
+    "it counts a window from each slot, and this drafter from the anchor",
+    lambda d: not d.get("sliding_anchored"),
+    BLOCK,
+)
+_ALIKE = windows(
+    "its layers are all causal or none is, and here only those with a window are", layers_alike, (DFLASH, DSPARK)
+)
 _VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
 _VLLM_RECURRENT = recurrent_targets("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
@@ -168,7 +183,9 @@ _ALL = (
             only("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
             *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
             *off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
-            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS,
+            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS, _EVERY_SLOT,
+            windows("its layers with a window are causal", window_causality, (DFLASH,)),
+            only("sliding_window", None, why="it has windows in DFlash and DFlash 2 only", families=_DSPARK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
             *(only(field, True, why=f"its DSpark drafters need {field}", families=_DSPARK)
               for field in ("sample_from_anchor", "enable_confidence_head")),
@@ -185,7 +202,7 @@ _ALL = (
             rotations("default", "yarn", families=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
             _QUERY_LATENT, *_QWEN3, _NORM_ORDER, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
-            replace(_BOTH_WAYS, families=_DSPARK),
+            replace(_BOTH_WAYS, families=_DSPARK), _EVERY_SLOT,
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
@@ -195,7 +212,9 @@ _ALL = (
         (
             _VLLM_RECURRENT,
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
-            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BOTH_WAYS, _VANILLA,
+            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BOTH_WAYS, _VANILLA, _ALIKE,
+            windows("its windows reach back from the anchor, and this drafter's from each slot",
+                    lambda d: d.get("sliding_anchored"), BLOCK),
             *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
@@ -251,7 +270,9 @@ _ALL = (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
             *off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
-            *off("attention_bias", why="it has no"), *_BLOCKS, _BOTH_WAYS, _VANILLA,
+            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA, _EVERY_SLOT, _ALIKE,
+            windows("in its blocks a slot sees all later ones, also beyond the window",
+                    lambda d: window_causality(d) or d.get("block_size") <= d.get("sliding_window"), BLOCK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
             Rule("confidence_head_with_markov",
                  lambda d: d.get("confidence_head_with_markov") or not d.get("enable_confidence_head"),

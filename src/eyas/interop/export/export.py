@@ -11,22 +11,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint, write_directory
 from eyas.drafters.config import DrafterConfig, GroupedConfig
 from eyas.drafters.formats.gguf_layout import (
+    CAUSAL,
     DFLASH_HEADS,
     DFLASH_LAYOUT,
     EAGLE3_LAYOUT,
     LAYERS,
+    PATTERN,
     PROVENANCE,
     ROPE,
     ROPE_FACTORS,
     TREE,
+    WINDOW,
     GgufLayout,
     rotated_heads,
     to_interleaved,
@@ -49,9 +53,6 @@ from eyas.interop.export.drafter import (
 from eyas.interop.export.forms import Refusal
 from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, tensorrt_yaml
 from eyas.targets.attention import grouped_attention
-
-if TYPE_CHECKING:
-    from eyas.drafters.block.network import BlockNetwork
 
 LAYOUTS: dict[Family, GgufLayout] = {EAGLE3: EAGLE3_LAYOUT, DFLASH: DFLASH_LAYOUT, DSPARK: DFLASH_LAYOUT}
 """Family -> the layout of its files that llama.cpp reads."""
@@ -104,6 +105,8 @@ def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> 
         value = drafter.get(ours)
         adders[type(value)](f"{layout.architecture}.{theirs}", value)
     writer.add_array(f"{layout.architecture}.{LAYERS}", list(config.taps or ()))
+    if isinstance(config, BlockConfig):
+        _write_windows(writer, f"{layout.architecture}.", config)
     writer.add_key_length(drafter.get("head_dim"))
     writer.add_value_length(drafter.get("head_dim"))
     writer.add_rope_dimension_count(drafter.get("head_dim"))
@@ -121,6 +124,16 @@ def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> 
         writer.add_string(TREE, config.default_tree)
     if drafter.provenance:
         writer.add_string(PROVENANCE, json.dumps(dict(drafter.provenance)))
+
+
+def _write_windows(writer: Any, prefix: str, config: BlockConfig) -> None:
+    """Which layers have a window, and whether slots see later ones, which is the same in all layers here."""
+    causal = config.views[0].causal
+    if config.sliding_window is not None:
+        writer.add_uint32(prefix + WINDOW, config.sliding_window)
+        writer.add_array(prefix + PATTERN, [view.window is not None for view in config.views])
+    if causal or config.sliding_window is not None:
+        writer.add_bool(prefix + CAUSAL, causal)
 
 
 def _tensors(drafter: DrafterToExport, layout: GgufLayout, config: GroupedConfig) -> dict[str, Tensor]:
@@ -399,7 +412,7 @@ def some_logits(network: DraftNetwork) -> Tensor:
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
     if config.is_block:
         return _block_logits(
-            cast("BlockNetwork", network), taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
+            cast(BlockNetwork, network), taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
         )
     hidden, found = network.fuse(taps), []
     for step in range(STEPS):
@@ -411,8 +424,6 @@ def some_logits(network: DraftNetwork) -> Tensor:
 
 
 def _block_logits(network: BlockNetwork, taps: Tensor, tokens: Tensor) -> Tensor:
-    from eyas.drafters.block.network import Block
-
     context: dict[int, tuple[Tensor, Tensor]] = {}
     positions = torch.arange(POSITIONS).unsqueeze(0)
 

@@ -129,6 +129,25 @@ def as_wide_as_the_target(why: str, families: Families = EVERY) -> Rule:
     return Rule("hidden_size", lambda d: d.config.hidden_size == d.config.target_hidden_size, why, families)
 
 
+def window_causality(drafter: DrafterToExport) -> bool:
+    """Whether the slots of a block drafter see no later ones in layers with a window, if it has any."""
+    return _windowed(drafter) and (drafter.get("sliding_causal") or drafter.get("causal")) is True
+
+
+def _windowed(drafter: DrafterToExport) -> bool:
+    return drafter.get("sliding_window", None) is not None
+
+
+def windows(why: str, holds: Callable[[DrafterToExport], bool], families: Families) -> Rule:
+    """A rule about block drafters that have layers with a window; others pass."""
+    return Rule("sliding_window", lambda drafter: not _windowed(drafter) or holds(drafter), why, families)
+
+
+def layers_alike(drafter: DrafterToExport) -> bool:
+    """Whether all layers of a block drafter are causal, or none is."""
+    return len({view.causal for view in drafter.get("views")}) == 1
+
+
 NEEDS_OWN_EMBEDDING = Need("embedding", copy_embedding, "it expects an embedding in the file: give --model to copy it")
 NEEDS_OWN_HEAD = Need(
     "head",
@@ -256,6 +275,7 @@ def speculators(drafter: DrafterToExport) -> Form:
         "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters", "rope_theta",
         "rope_scaling", "attention_bias", "mlp_bias", "vocab_size", "model_type", "tie_word_embeddings",
+        "sliding_window", "use_sliding_window", "layer_types",
     }  # fmt: skip
     taps = list(drafter.config.taps or ())
     config: dict[str, Any] = {
@@ -270,7 +290,9 @@ def speculators(drafter: DrafterToExport) -> Form:
         **{key: drafter.get(key) for key in ALGORITHMS[name].keys if drafter.get(key) is not None},
     }
     block = drafter.kind.family in BLOCK
-    config |= {"taps": taps} | ({BOUNDARIES_KEY: taps, SLIDING_KEY: True} if block else {IDS: taps})
+    config |= {"taps": taps} | (
+        {BOUNDARIES_KEY: taps, SLIDING_KEY: not window_causality(drafter)} if block else {IDS: taps}
+    )
     config["speculators_config"] = {
         "algorithm": name,
         "default_proposal_method": "greedy",

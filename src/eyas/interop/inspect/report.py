@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.assets import named_target
 from eyas.drafters.automatic import published
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, TensorInfo, read_headers, read_json
@@ -24,7 +25,7 @@ from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.drafters.loading import local_directory
-from eyas.drafters.network import shapes_of
+from eyas.drafters.network import SlidingWindow, shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
 from eyas.gguf import PLAIN_TYPES, Gguf
@@ -291,6 +292,8 @@ class DrafterReport(Report):
     own_embedding: bool = False
     own_head: bool = False
     provenance: Any = None
+    windows: list[str] = field(default_factory=list)
+    """What the slots of a block see in each layer; empty if no layer has a window."""
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -330,6 +333,7 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
     config = checkpoint.config
     report.config = config.model_dump(exclude={"taps"})
     report.taps = None if config.taps is None else list(config.taps)
+    report.windows = _windows(config)
     report.tap_source = _tap_source(raw.config)
     report.convention = checkpoint.report.convention or report.convention
     for name in ("used", "defaulted", "ignored"):
@@ -388,6 +392,22 @@ def _open(path: Path) -> tuple[RawCheckpoint, str]:
             raise
         config = read_json(path / CONFIG)  # raises if that was the reason
         return RawCheckpoint(path, "directory", config, str(path / CONFIG), Headers(), dict, lambda _: {}), str(error)
+
+
+def _windows(config: DrafterConfig) -> list[str]:
+    """What a block drafter with windows sees in each layer."""
+    if not isinstance(config, BlockConfig) or config.sliding_window is None:
+        return []
+    return [
+        f"layer {number}: {_reach(view.window)}, {'no later slots' if view.causal else 'later slots too'}"
+        for number, view in enumerate(config.views)
+    ]
+
+
+def _reach(window: SlidingWindow | None) -> str:
+    if window is None:
+        return "all positions"
+    return f"{window.size:,} positions before the anchor" if window.anchored else f"{window.size:,} positions"
 
 
 def _tap_source(config: dict[str, Any]) -> str:

@@ -123,6 +123,9 @@ class DrafterShape(StrictModel):
     sample_from_anchor: bool | None = None
     causal: bool | None = None
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None  # full_attention or sliding_attention; None = all have the window
+    sliding_causal: bool | None = None
+    sliding_anchored: bool | None = None
     # block drafters and peagle
     mask_token_id: int | None = Field(default=None, ge=0)
     # peagle

@@ -24,7 +24,7 @@ values, heads = kv * G.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Store
+from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, LayerView, Store
 from eyas.runtime import to_device
 from eyas.targets.attention import additive
 from eyas.train.loss.config import LossConfig
@@ -164,11 +164,12 @@ class Anchors(NamedTuple):
 class BlockAttention:
     """The `attend` function of a pass over blocks, and the `store` function of the context before it."""
 
-    def __init__(self, anchors: Anchors, causal: bool = False, window: int | None = None) -> None:
-        self._anchors, self._causal, self._window = anchors, causal, window
+    def __init__(self, anchors: Anchors, views: Sequence[LayerView]) -> None:
+        """`views`: what the slots see in each layer."""
+        self._anchors, self._views = anchors, views
         self._context: dict[int, tuple[tuple[Tensor, Tensor | None], ...]] = {}
         self._order: _Order | None = None
-        self._parts: list[_Parts] = []
+        self._parts: dict[LayerView, list[_Parts]] = {}
 
     def store(
         self, layer: int, keys: Tensor, values: Tensor, buffers: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -185,12 +186,14 @@ class BlockAttention:
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
         if self._order is None:  # the same in all layers
             self._order = _Order.of(self._anchors, slots, q.device)
-            self._parts = list(self._seen(self._order, slots, heads // kv, dtype))
+        view = self._views[layer]
+        if view not in self._parts:
+            self._parts[view] = list(self._seen(view, self._order, slots, heads // kv, dtype))
         cells = [
             torch.split_with_sizes(x.to(dtype).index_select(0, self._order.cells), self._order.sizes) for x in (q, k, v)
         ]
         mixed = [v.new_empty(0, slots, heads, v.shape[-1], dtype=dtype)]
-        for parts, *mine in zip(self._parts, *cells, strict=True):
+        for parts, *mine in zip(self._parts[view], *cells, strict=True):
             queries, *own = (x.unflatten(0, (len(parts.chats), -1)).transpose(1, 2) for x in mine)  # [P, ., c, B, .]
             keys, values = (
                 _joined(x.flatten(2, 3), context, buffer, parts)
@@ -202,22 +205,22 @@ class BlockAttention:
             mixed.append(out.permute(0, 2, 3, 1, 4).flatten(0, 1))  # [P * c, B, heads, Dv]
         return torch.cat(mixed).index_select(0, self._order.cell_of).transpose(1, 2)
 
-    def _seen(self, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
+    def _seen(self, view: LayerView, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
         """The parts that are computed together, with their masks."""
         device, rows = order.cells.device, self._anchors.rows.index_select(0, order.cells)
         width = next(iter(self._context.values()))[0][0].shape[2]
         slot = torch.arange(slots, device=device)
         near = torch.ones(slots, slots, dtype=torch.bool, device=device)
-        near = near.tril() if self._causal else near
-        if self._window is not None:
-            near = near & ((slot - slot.unsqueeze(1)).abs() < self._window)
+        near = near.tril() if view.causal else near
+        if view.window is not None:
+            near = near & view.window.near(slot.unsqueeze(1), slot, 0)
         in_parts = torch.split_with_sizes(rows, order.sizes)
         for stop, count, at in zip(order.stops, order.counts, in_parts, strict=True):
             cells = at.view(-1, count)  # [P, c]
             last, column = (cells % width)[:, :, None, None], torch.arange(stop, device=device)
             context = (column <= last).expand(-1, -1, slots, -1)  # [P, c, B, stop]
-            if self._window is not None:
-                context = context & (column > last + 1 + slot.unsqueeze(1) - self._window)
+            if view.window is not None:
+                context = context & view.window.near(last + 1 + slot.unsqueeze(1), column, last + 1)
             same = torch.eye(count, dtype=torch.bool, device=device)[:, None, :, None]
             own = (same & near[:, None]).flatten(2)  # [c, B, c * B]
             seen = torch.cat((context, own.expand(len(cells), -1, -1, -1)), dim=3).flatten(1, 2)
@@ -343,7 +346,7 @@ class _Group(nn.Module):
         hidden [g, B + 1, H] holds the embeddings of each block's slots, then the fused state before the block.
         """
         network, config, rows = self.network, self._config, blocks.rows()
-        attention = BlockAttention(blocks.anchors, network.config.causal, network.config.sliding_window)
+        attention = BlockAttention(blocks.anchors, network.config.views)
         for layer, at in enumerate(range(0, len(context), 2)):
             keys, values = (None, None) if buffers is None else buffers[at : at + 2]
             attention.store(layer, context[at], context[at + 1], (keys, values))
