@@ -91,7 +91,7 @@ pipeline: install
 engines: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m benchmarks.engines \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(DRAFTER),--drafter $(DRAFTER)) $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
-	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/lab/engines.md
+	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/formats.md
 
 # client libraries, unmodified, against a server of the demo pair; their environments are made under .clients
 clients: install

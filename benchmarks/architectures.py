@@ -1,6 +1,6 @@
 """Which causal language models of transformers work: every registered class, tried with tiny random weights.
 
-    python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/lab/architectures.md]
+    python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/models.md]
 
 Each model type is made as small as its config allows, saved, loaded as users load it, and decoded in float32. Plain
 decoding must equal `transformers.generate`. Speculation with an oracle drafter that is right most of the time

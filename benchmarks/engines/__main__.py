@@ -1,4 +1,4 @@
-"""Do vLLM, llama.cpp and OpenVINO on the CPU give eyas's answers and counts with an exported drafter?
+"""Do vLLM and llama.cpp on the CPU give eyas's answers and counts with an exported drafter?
 
     make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER] [MODEL=TARGET DRAFTER=FOLDER]
 
@@ -7,7 +7,7 @@ engines compute in float32; a target in a GGUF file is dequantized for that. lla
 users do.
 
 How to install the engines: benchmarks/serving/peers.md. Engines that aren't named are skipped. Results go into a JSON
-file, which keeps earlier results of other engines, and from there into docs/lab/engines.md. Exits with 1 if a run isn't
+file, which keeps earlier results of other engines, and from there into docs/formats.md. Exits with 1 if a run isn't
 as expected.
 """
 
@@ -26,7 +26,6 @@ import httpx
 import torch
 
 from benchmarks.engines import llama as llama_engine
-from benchmarks.engines import openvino as openvino_engine
 from benchmarks.engines import vllm as vllm_engine
 from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
@@ -45,7 +44,6 @@ from eyas.hub import find_drafter, find_target
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
-from eyas.interop.serving.commands import OPENVINO_FOLDER
 from eyas.targets import load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, read_config, read_model
 
@@ -179,17 +177,6 @@ class Checks:
             own = sum(a.tokens == b.tokens for a, b in zip(answers, plain, strict=True))
             yield replace(found, partings=coarse, own=own)
 
-    def openvino(self, python: Path) -> Iterator[Result]:
-        """Run OpenVINO's own form, in process."""
-        target = openvino_engine.converted(python, self._path, self._folder / "openvino-target")
-        exported = self._exported("openvino", torch.float32)
-        self._target.tokenizer.save_pretrained(exported)  # the conversion needs one
-        drafter = openvino_engine.converted(python, exported, exported / OPENVINO_FOLDER)
-        version = openvino_engine.version_of(python)
-        for chain in self._chains:
-            answers = openvino_engine.in_process(python, Job(target, drafter, chain, self._tokens, self._prompts))
-            yield self._compared("OpenVINO GenAI", version, "openvino", OFFLINE, chain, answers, self._full(chain))
-
     def _full(self, chain: int) -> Callable[[Reference], Counts]:
         return lambda reference: full_chains(reference.rounds[chain], chain)
 
@@ -251,7 +238,6 @@ def main(
         Path | None, "the Python of an environment with vLLM for CPU; engines that aren't named are left out"
     ] = None,
     llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
-    openvino: Annotated[Path | None, "the Python of an environment with openvino-genai and optimum-intel"] = None,
     model: Annotated[str, "the target: a folder, a GGUF file or a name"] = SMOLLM2,
     drafter: Annotated[str, "its drafter"] = SMOLLM2,
     prompts: int = 40,
@@ -271,8 +257,6 @@ def main(
             runs["vllm"] = lambda: checks.vllm(vllm.absolute())
         if llama is not None and KINDS[exported.kind].family in CONSUMERS["gguf"].families:
             runs["llama.cpp"] = lambda: checks.llama(llama_engine.Llama(*(path.absolute() for path in llama)))
-        if openvino is not None:
-            runs["openvino"] = lambda: checks.openvino(openvino.absolute())
         for name, run in runs.items():
             try:
                 for result in run():

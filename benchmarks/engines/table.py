@@ -1,4 +1,4 @@
-"""The compatibility table of docs/lab/engines.md, made from results; other consumers are by specification only."""
+"""The compatibility table of docs/formats.md, made from results; other consumers are by specification only."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from benchmarks.architectures import BROKEN, EQUAL, MARKS, PLAIN, REFUSED, REGIS
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "benchmarks/results/2026-11-25/architectures.json"
-PAGE = ROOT / "docs/lab/architectures.md"
+PAGE = ROOT / "docs/models.md"
 ROWS = architectures.read_report(FILE)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.engines.counts import Counts, Round, fitting_chains, full_chains, overshooting_chains
 from benchmarks.engines.llama import read_log
-from benchmarks.engines.openvino import counts_of
 from eyas.types import Stats
 
 VLLM = """\
@@ -121,8 +120,3 @@ def test_the_example_programs_log_is_read_round_by_round() -> None:
 """
     assert read_log(log, 2, end=1) == ([11, 13, 14, 1], Counts(2, 3, (2, 0)))
     assert read_log(log, 2, end=0)[0] == [11, 13, 14, 1, 1]
-
-
-def test_openvino_s_passes_are_counted_but_the_prompt_s() -> None:
-    counted = counts_of({"emitted": [1, 1, 4, 2, 3], "drafted": 12}, 3)
-    assert counted == Counts(4, 12, (3, 2, 1))

@@ -59,7 +59,7 @@ def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
     """The fastest kernel that supports these tensors.
 
     On a CPU, blocked matmuls take 0.6 to 0.7 times as long as torch's flash kernel at 512 positions; at 2048, flash is
-    faster by a seventh (docs/lab/log.md).
+    faster by a seventh (docs/findings.md).
     """
     size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
     if not q.is_cuda:

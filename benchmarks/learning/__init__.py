@@ -1,1 +1,0 @@
-"""Gains, costs and robustness of a drafter that learns from traffic."""
