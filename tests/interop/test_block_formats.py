@@ -13,7 +13,8 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.files import read_json
-from eyas.drafters.network import SlidingWindow, set_vocabulary
+from eyas.drafters.network import set_vocabulary
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import ExportError, EyasError, UsageError
 from eyas.gguf import Gguf
 from eyas.interop.export.drafter import ServedTarget
@@ -189,7 +190,7 @@ def test_windows_of_speculators_begin_at_the_anchor(written: Any, tmp_path: Path
     ]  # fmt: skip
     assert len(opened.report.doubts) == (written is ...)
     assert "sliding_window_non_causal" not in opened.report.ignored
-    assert report_drafter(tmp_path).windows[0].startswith("layer 0: 16 positions before the anchor")
+    assert report_drafter(tmp_path).windows[0].startswith("layer 0: 16 positions before the draft")
 
 
 def test_qwen3_layers_have_qwen3_s_numbers_of_heads(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_what_exports_hold_of_windows(served_target: ServedTarget, tmp_path: Pat
     config = read_json(export(anchored, "speculators", tmp_path / "library", served_target).path / "config.json")
     assert config["transformer_layer_config"]["layer_types"] == _MIXED["layer_types"]
     assert config["sliding_window_non_causal"] is True
-    with pytest.raises(ExportError, match="from each slot"):
+    with pytest.raises(ExportError, match="from each guess"):
         export(anchored, "vllm", tmp_path / "no", served_target)
 
 

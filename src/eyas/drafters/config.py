@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from transformers.activations import ACT2FN
 
 from eyas.config import StrictModel
+from eyas.drafters.window.layers import FULL_LAYER, SLIDING_LAYER, SlidingWindow
 from eyas.drafters.window.window import SINKS
 from eyas.targets.taps import default_taps
 
@@ -22,9 +23,6 @@ WIDEST, DEEPEST = 2**22, 64
 
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies don't change with the length of a sequence."""
-
-FULL_LAYER, SLIDING_LAYER = "full_attention", "sliding_attention"
-"""Types of layers, as transformers names them: without and with a sliding window."""
 
 MOST_TAPS = 64
 """The most taps that a drafter may read."""
@@ -171,6 +169,57 @@ class GroupedConfig(TransformerConfig):
     @property
     def rope_size(self) -> int:
         return self.head_dim
+
+
+class WindowedConfig(GroupedConfig):
+    """A drafter whose layers may have a sliding window."""
+
+    sliding_window: int | None = Field(default=None, ge=1, le=WIDEST)
+    """The window of layers of type `sliding_attention`, in positions (`window/layers.py`)."""
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    """The type of each layer; None = all see everything. With a window and no types, all layers have it."""
+    sliding_anchored: bool = False
+    """The window counts from where a draft begins, not from each guess."""
+
+    whole_draft: ClassVar[bool] = True
+    """Whether guesses see each other however small the window is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_layers(cls, values: Any) -> Any:
+        """Name the layers that have the window if none are named: all of them."""
+        if not isinstance(values, dict) or not values.get("sliding_window") or values.get("layer_types") is not None:
+            return values
+        layers = values.get("num_hidden_layers", 1)
+        count = min(layers, DEEPEST) if isinstance(layers, int) else 0  # others: refused below
+        return {**values, "layer_types": (SLIDING_LAYER,) * count}
+
+    @model_validator(mode="after")
+    def _windows_agree(self) -> WindowedConfig:
+        types = self.layer_types
+        if types is not None and len(types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(types)} layers, and num_hidden_layers is {self.num_hidden_layers}"
+            )
+        windowed = SLIDING_LAYER in (types or ())
+        if windowed is not (self.sliding_window is not None):
+            raise ValueError("sliding_window and layers of type sliding_attention need each other")
+        if self.sliding_anchored and not windowed:
+            raise ValueError("sliding_anchored needs a sliding_window")
+        return self
+
+    @property
+    def layer_windows(self) -> tuple[SlidingWindow | None, ...]:
+        """The window of each layer; None = it sees everything."""
+        if self.sliding_window is None:
+            return (None,) * self.num_hidden_layers
+        window = SlidingWindow(self.sliding_window, self.sliding_anchored, self.whole_draft)
+        return tuple(None if each == FULL_LAYER else window for each in self.layer_types or ())
+
+    def window_refusal(self, pairs: int) -> str | None:
+        if self.sliding_window is not None:
+            return "its layers have sliding windows of their own"
+        return super().window_refusal(pairs)
 
 
 class MaskedConfig(DrafterConfig):

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import DeferredPairs, Drafter, SlotPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
-from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
+from eyas.drafters.network import Attend, DraftNetwork, Sight, Stage, Within, by_layer, run_pass, staged_attention
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import UsageError
 from eyas.runtime import inference, to_device
 from eyas.targets.attention import RaggedLayout
@@ -232,24 +233,46 @@ class Proposer:
 
         Tokens [R, Q] and states [R, Q, H], or concatenated rows in a `layout`; the results are [R * Q, H] either way.
         """
-        cache = pairs.cache
+        return self._run(pairs.cache, rows, (tokens, hidden), width, layout, guesses=False)
+
+    def run_guesses(
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, within: Within | None = None
+    ) -> Tensor:
+        """Run the pairs [R, Q] of guesses that each follow the one before; the states [R, Q, H] that the head reads."""
+        count, width = tokens.shape
+        if within is None:
+            _, normed = self._run(pairs.cache, rows, (tokens, hidden), width, None, guesses=True)
+        else:
+            _, normed = self.pairs_pass(pairs.cache, width, guesses=True)(rows, *within, tokens, hidden)
+        return normed.view(count, width, -1)
+
+    def _run(
+        self, cache: SlotCache, rows: range, given: tuple[Tensor, Tensor], width: int, layout: RaggedLayout | None,
+        guesses: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if self.decoder is None:
-            compute = self.pairs_pass(cache, width, layout)
-            fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
+            compute = self.pairs_pass(cache, width, layout, guesses)
+            fed, normed = run_pass(cache, "guesses" if guesses else "pairs", rows, given, compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)
-        done = self.decoder.run(cache, staged_pairs(cache, rows, width, layout), tokens, hidden, final=True)
+        staged = staged_pairs(cache, rows, width, layout)._replace(guesses=guesses)
+        done = self.decoder.run(cache, staged, *given, final=True)
         assert done.final is not None
         return done.states, done.final
 
-    def pairs_pass(self, cache: SlotCache, width: int, layout: RaggedLayout | None = None) -> Compute:
-        """The computation of `run_pairs` on tokens and states where it runs the modules."""
+    def pairs_pass(
+        self, cache: SlotCache, width: int, layout: RaggedLayout | None = None, guesses: bool = False
+    ) -> Compute:
+        """The computation of `run_pairs`, or `run_guesses`, on tokens and states where it runs the modules."""
 
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
             positions = lengths.unsqueeze(1) + steps
             stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
+            # a pair that is read may be a row's last one: the first guess would follow it
+            first = lengths.unsqueeze(1) if guesses else positions + 1
+            attend = self.attention(cache, rows, stage, positions, first)
             positions = positions if layout is None else layout.gather(positions)
-            return self.network.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
+            return self.network.step(tokens, hidden, positions, attend)
 
         return compute
 
@@ -257,8 +280,18 @@ class Proposer:
         self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
         """Run a level's nodes on their parents' states `fed`: the nodes' states [R, W, H], and the next logits."""
-        fed, normed = self.network.step(tokens, fed, positions, staged_attention(cache, rows, stage))
+        attend = self.attention(cache, rows, stage, positions, stage.lengths.unsqueeze(1))
+        fed, normed = self.network.step(tokens, fed, positions, attend)
         return fed, self.network.logits(normed)
+
+    def attention(self, cache: SlotCache, rows: range, stage: Stage, positions: Tensor, first: Tensor) -> Attend:
+        """Attention of tokens at `positions` [R, S], in the window of each layer; see `Sight` for `first`."""
+
+        def attend_in(window: SlidingWindow | None) -> Attend:
+            sight = None if window is None else Sight(window, positions, first)
+            return staged_attention(cache, rows, stage._replace(sight=sight))
+
+        return by_layer(self.network.layer_windows or (None,), attend_in)
 
 
 class NetworkDrafter(Drafter):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
@@ -45,6 +46,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 Scores are scaled by D ** -0.5; a network that needs another scale applies it to q. Dv may differ from D.
 """
+
+T = TypeVar("T")
 
 Rope = tuple[Tensor, Tensor]
 """The cosines and sines [B, S, D] of the rotation at each position."""
@@ -98,6 +101,11 @@ class DraftNetwork(nn.Module):
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
         """The shapes of the keys and values that each decoder layer caches; empty without attention."""
         return [block.kv_shape for block in decoder_blocks(self)]
+
+    @property
+    def layer_windows(self) -> tuple[SlidingWindow | None, ...]:
+        """The sliding window of each decoder layer, None = it sees everything; empty if no layer has one."""
+        return ()
 
     @property
     def state_size(self) -> int:
@@ -201,6 +209,14 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
+def by_layer(kinds: Sequence[T], attend_as: Callable[[T], Attend]) -> Attend:
+    """Attention that differs by layer: the kind of each layer, and a function that makes a kind's attention."""
+    made = {kind: attend_as(kind) for kind in dict.fromkeys(kinds)}
+    if len(made) == 1:
+        return made[kinds[0]]
+    return lambda layer, q, k, v: made[kinds[layer]](layer, q, k, v)
+
+
 def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
     """Its decoder layers, in order."""
     return [part for part in network.modules() if isinstance(part, DecoderBlock)]
@@ -215,6 +231,9 @@ def native_decoder(
     See `DecoderForm` for `mix`, `returns_normed` and `fuse`, which the caller does itself if it doesn't fit.
     """
     layers = [block.parts() for block in decoder_blocks(network)]
+    for index, window in enumerate(network.layer_windows):
+        if window is not None:
+            layers[index] = replace(layers[index], window=window.size, anchored=window.anchored)
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
     probe = torch.empty(0, dtype=network.dtype)
     own = config.embedding == "own"
@@ -370,19 +389,6 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-class SlidingWindow(NamedTuple):
-    """The window of a layer: how far back its tokens see."""
-
-    size: int
-    anchored: bool = False
-    """A block's slots all see the same earlier positions, `size` of them before its first one, the anchor, and each
-    other; else a token sees the positions less than `size` from its own."""
-
-    def near(self, queries: Tensor, keys: Tensor, anchor: Tensor | int) -> Tensor:
-        """Which keys are in the window: positions of queries, keys and anchors, broadcast."""
-        return keys >= anchor - self.size if self.anchored else (queries - keys).abs() < self.size
-
-
 class Stage(NamedTuple):
     """Where a pass of the network's modules stages its keys and values, and what its tokens see."""
 
@@ -394,7 +400,20 @@ class Stage(NamedTuple):
     first: int = 0  # the first of a row's own pairs that is seen
     end: int | None = None  # the number of columns that are read, if fixed
     level: int = 0  # of the draft; the root's children are level 0
-    window: SlidingWindow | None = None  # of the layers; None = all positions are seen
+    sight: Sight | None = None  # in a sliding window; None = all positions are seen
+
+
+class Sight(NamedTuple):
+    """How far back the tokens of a pass see."""
+
+    window: SlidingWindow
+    positions: Tensor  # [R, S]
+    first: Tensor  # [R, S or 1] the position of the first guess of the draft that each is of, or that follows it
+
+    def of(self, columns: Tensor) -> Tensor:
+        """[R, 1, S, n] bool: which of a row's columns [n], whose positions are their indices, it sees."""
+        queries, first = (each[:, None, :, None] for each in (self.positions, self.first))
+        return self.window.near(queries, columns, first)
 
 
 class Within(NamedTuple):
@@ -432,10 +451,8 @@ def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
     seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
     if stage.first:
         seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
-    if stage.window is not None:
-        anchor = stage.lengths.view(-1, 1, 1, 1)
-        own = anchor + torch.arange(width, device=columns.device).unsqueeze(1)  # [R, 1, S, 1]
-        seen = seen & stage.window.near(own, columns, anchor)
+    if stage.sight is not None:
+        seen = seen & stage.sight.of(columns)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layout is not None:

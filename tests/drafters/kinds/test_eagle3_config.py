@@ -96,8 +96,8 @@ def test_unknown_keys_are_refused_by_name_unless_ignored() -> None:
     ("change", "reason"),
     [
         ({"tie_word_embeddings": True}, "tie_word_embeddings is true"),
-        ({"sliding_window": 512}, "no sliding-window"),
-        ({"layer_types": ["sliding_attention"]}, "only full_attention"),
+        ({"sliding_window": 512}, "which layers have it"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window is missing"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"hidden_size": ...}, "hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads"),

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter, make_drafter
 from eyas.drafters.options import DrafterOptions
+from eyas.drafters.registry import kind_for
 from eyas.drafters.window.decoding import WindowPairs
 from eyas.errors import CheckpointError, ConfigError, UsageError
 from eyas.train.drafter.shape import DrafterShape, drafter_config
@@ -68,6 +69,12 @@ def test_windows_that_do_not_fit(tmp_path: Path) -> None:
         ({"kind": "eagle3", "window": 253}, "use a window of at most 252"),
         ({"kind": "peagle", "window": 8}, "makes its guesses in one pass"),
         ({"kind": "dflash", "window": 8}, "makes its guesses in one pass"),
+        ({"kind": "eagle3", "window": 8, "sliding_window": 8}, "sliding windows of their own"),
+        (
+            {"kind": "eagle3", "sliding_window": 8, "layer_types": ["sliding_attention"] * 2},
+            "layer_types names 2 layers",
+        ),
+        ({"kind": "peagle", "sliding_anchored": True, "mask_token_id": 1}, "needs a sliding_window"),
     ],
 )
 def test_shapes_that_can_not_be_trained(shape: dict[str, Any], reason: str) -> None:
@@ -75,6 +82,20 @@ def test_shapes_that_can_not_be_trained(shape: dict[str, Any], reason: str) -> N
         drafter_config(DrafterShape.model_validate(shape), tiny.target())
     with pytest.raises(ValueError, match="kind mlp has no window"):
         DrafterShape.model_validate({"kind": "mlp", "window": 8})
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3.1", "peagle", "dflash"])
+def test_a_trained_window_by_layer_is_written(kind: str, tmp_path: Path) -> None:
+    types = ("sliding_attention", "full_attention")
+    shape = {"kind": kind, "layers": 2, "sliding_window": 32, "layer_types": types, "sliding_anchored": True}
+    shape |= {} if kind.startswith("eagle3") else {"mask_token_id": 1}
+    config = drafter_config(DrafterShape.model_validate(shape), tiny.target())
+    save_network(kind_for(config).network(config), tmp_path)
+    windows = [None if window is None else (window.size, window.anchored) for window in config.layer_windows]
+    assert windows == [(32, True), None]
+    assert open_checkpoint(tmp_path).config.layer_windows == config.layer_windows
+    with pytest.raises(UsageError, match="sliding windows of their own"):
+        load_drafter(tmp_path, tiny.target(), window=8)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "mla", "mtp"])

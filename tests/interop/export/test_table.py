@@ -29,9 +29,8 @@ E3: dict[str, Any] = {"draft_vocab_size": 120, "taps": [2, 4, 5], "embedding": "
 E1: dict[str, Any] = {"embedding": "shared", "head": "shared"}
 FULL: dict[str, Any] = {**E3, "draft_vocab_size": None, "head": "shared"}
 BLOCK: dict[str, Any] = {"taps": [2, 4, 5], "embedding": "shared", "head": "shared"}
-WINDOW: dict[str, Any] = {
-    **BLOCK, "sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"],
-}  # fmt: skip
+SLIDING: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"]}
+WINDOW: dict[str, Any] = {**BLOCK, **SLIDING}
 MIXED = {**WINDOW, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -116,6 +115,9 @@ TABLE: dict[str, Row] = {
     "eagle3, wider heads": ("eagle3", {**FULL, "head_dim": 16}, {}),
     "eagle3, a tree": ("eagle3", {**FULL, "default_tree": "dynamic:4,3,9"}, {}),
     "eagle3, window": ("eagle3", {**FULL, "draft_window": 64}, dict.fromkeys(ALL, "draft_window")),
+    "eagle3, sliding": ("eagle3", {**FULL, **SLIDING}, dict.fromkeys({*ALL} - {"vllm"}, "sliding_window")),
+    "eagle3, sliding from the draft": ("eagle3", {**FULL, **SLIDING, "sliding_anchored": True},
+        dict.fromkeys({*ALL} - {"speculators"}, "sliding_window")),
     "eagle1": ("eagle1", E1, {"vllm": "bias"} | dict.fromkeys(ALL[3:], "kind")),
     "eagle1, no bias": ("eagle1", {**E1, "bias": False}, {"sglang": "bias"} | dict.fromkeys(ALL[3:], "kind")),
     "eagle1, own embedding": ("eagle1", {**E1, "bias": False, "embedding": "own"},
@@ -226,6 +228,11 @@ TABLE: dict[str, Row] = {
         dict.fromkeys(("vllm", "speculators"), "attention_bias mlp_bias")),
     "peagle, longrope": ("peagle", {**FULL, "taps": [5, 2, 4], "rope_parameters": LONG},
         dict.fromkeys(("vllm", "speculators"), "taps rope_parameters")),
+    "peagle, sliding": ("peagle",
+        {**FULL, **SLIDING, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}, {}),
+    "peagle, sliding from the draft": ("peagle",
+        {**FULL, **SLIDING, "num_hidden_layers": 1, "sliding_anchored": True},
+        dict.fromkeys(("vllm", "speculators"), "sliding_window")),
     "mlp": ("mlp", {"embedding": "shared", "head": "shared"}, dict.fromkeys(ALL, "kind")),
     "medusa": ("medusa", {"head": "shared"}, dict.fromkeys(ALL, "kind")),
     "mtp": ("mtp", {**E1, "zero_first": True}, dict.fromkeys(ALL, "kind")),

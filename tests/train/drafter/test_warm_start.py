@@ -44,9 +44,13 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
     assert torch.equal(fresh.layers[0].mlp.up_proj.weight, source.layers[0].mlp.up_proj.weight)
 
 
-def test_a_window_is_no_difference() -> None:
+@pytest.mark.parametrize(
+    "window",
+    [{"draft_window": 16}, {"sliding_window": 8, "layer_types": ["sliding_attention"], "sliding_anchored": True}],
+)
+def test_a_window_is_no_difference(window: dict[str, Any]) -> None:
     """It changes what is seen, not what is learnt with: a drafter gets one for longer contexts."""
-    source, fresh = network(1), network(2, draft_window=16)
+    source, fresh = network(1), network(2, **window)
     set_vocabulary(fresh, source.target_ids)
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     assert torch.equal(fresh.lm_head.weight, source.lm_head.weight)

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.network import Block, BlockNetwork
+from eyas.drafters.block.network import Block, BlockNetwork, LayerView
 from eyas.drafters.decoding import NetworkPairs, Proposer, arranged, staged_pairs
 from eyas.drafters.levels import Levels
-from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
+from eyas.drafters.network import Attend, DraftNetwork, Sight, Stage, Within, by_layer, run_pass, staged_attention
 from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
@@ -102,19 +102,16 @@ class BlockProposer(Proposer):
         self, cache: SlotCache, rows: range, end: int | None, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor]:
         network, steps = self.network, torch.arange(tokens.shape[1], device=tokens.device)
-        views = network.config.views
         every = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-        attends = {
-            view: staged_attention(
-                cache, rows, Stage(lengths, every.tril() if view.causal else every, end=end, window=view.window)
-            )
-            for view in dict.fromkeys(views)
-        }
+        anchors = lengths.unsqueeze(1)
+        positions = anchors + steps
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attends[views[layer]](layer, q, k, v)
+        def attend_in(view: LayerView) -> Attend:
+            sight = None if view.window is None else Sight(view.window, positions, anchors)
+            seen = every.tril() if view.causal else every
+            return staged_attention(cache, rows, Stage(lengths, seen, end=end, sight=sight))
 
-        return (network.states(network.embed(tokens), lengths.unsqueeze(1) + steps, attend),)
+        return (network.states(network.embed(tokens), positions, by_layer(network.config.views, attend_in)),)
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         cache = pairs.cache
@@ -210,11 +207,7 @@ class ParallelProposer(Proposer):
             return known
         tokens = torch.full((count, more), self._masked.token, device=known.device)
         given = tokens, self._masked.state.expand(count, more, -1)
-        if within is None:
-            _, normed = self.run_pairs(pairs, rows, *given, more)
-        else:
-            _, normed = self.pairs_pass(pairs.cache, more)(rows, *within, *given)
-        return torch.cat((known, normed.view(count, more, -1)), dim=1)
+        return torch.cat((known, self.run_guesses(pairs, rows, *given, within)), dim=1)
 
 
 class _SlotLevels:

@@ -16,13 +16,13 @@ nodes, M latent, m memory, k candidates, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.config import DEEPEST, FULL_LAYER, MOST_TAPS, SLIDING_LAYER, GroupedConfig, MaskedConfig
+from eyas.drafters.config import MOST_TAPS, WIDEST, MaskedConfig, WindowedConfig
 from eyas.drafters.network import (
     Attend,
     Attention,
@@ -30,10 +30,10 @@ from eyas.drafters.network import (
     DraftNetwork,
     RMSNorm,
     Rotary,
-    SlidingWindow,
     native_decoder,
     rotate,
 )
+from eyas.drafters.window.layers import SLIDING_LAYER, SlidingWindow
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps
@@ -51,7 +51,7 @@ class LayerView(NamedTuple):
     """None = the whole context."""
 
 
-class BlockConfig(GroupedConfig, MaskedConfig):
+class BlockConfig(WindowedConfig, MaskedConfig):
     """Sizes of a block drafter, and the form of its blocks."""
 
     is_block = True
@@ -63,39 +63,26 @@ class BlockConfig(GroupedConfig, MaskedConfig):
     causal: bool = False
     """A slot sees no later slot (JetSpec, arXiv 2606.18394); else the slots see each other in both directions."""
     qk_norm: bool = True
-    sliding_window: int | None = Field(default=None, ge=2)
-    """The window of layers of type `sliding_attention`: a slot sees the positions less than that from its own."""
-    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
-    """The type of each layer; None = all see everything. With a window and no types, all layers have it."""
+    sliding_window: int | None = Field(default=None, ge=2, le=WIDEST)
     sliding_causal: bool = False
     """In layers with a window a slot sees no later slot, even where it does in the others."""
-    sliding_anchored: bool = False
-    """The window reaches as far back from the anchor, for all slots of a block, and not from each slot."""
+
+    whole_draft: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
     def _one_form(cls, values: Any) -> Any:
-        """Name the layers that have the window, and write causality in one way where all have it."""
-        if not isinstance(values, dict) or not values.get("sliding_window"):
+        """Write causality in one way where all layers have a window."""
+        if not isinstance(values, dict) or not values.get("sliding_window") or not values.get("sliding_causal"):
             return values
-        layers, types = values.get("num_hidden_layers", 1), values.get("layer_types")
-        if types is None:
-            types = (SLIDING_LAYER,) * (min(layers, DEEPEST) if isinstance(layers, int) else 0)  # others: refused below
-        causal = values.get("sliding_causal") and set(map(str, types)) == {SLIDING_LAYER}
-        return {**values, "layer_types": types} | ({"causal": True, "sliding_causal": False} if causal else {})
+        if set(map(str, values.get("layer_types") or (SLIDING_LAYER,))) != {SLIDING_LAYER}:
+            return values
+        return {**values, "causal": True, "sliding_causal": False}
 
     @model_validator(mode="after")
-    def _windows_agree(self) -> BlockConfig:
-        types = self.layer_types
-        if types is not None and len(types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(types)} layers, and num_hidden_layers is {self.num_hidden_layers}"
-            )
-        windowed = SLIDING_LAYER in (types or ())
-        if windowed is not (self.sliding_window is not None):
-            raise ValueError("sliding_window and layers of type sliding_attention need each other")
-        if (self.sliding_causal or self.sliding_anchored) and not windowed:
-            raise ValueError("sliding_causal and sliding_anchored need a sliding_window")
+    def _causality_agrees(self) -> BlockConfig:
+        if self.sliding_causal and self.sliding_window is None:
+            raise ValueError("sliding_causal needs a sliding_window")
         if self.sliding_causal and self.causal:
             raise ValueError("sliding_causal says nothing more where causal is true: keep one")
         return self
@@ -103,12 +90,10 @@ class BlockConfig(GroupedConfig, MaskedConfig):
     @property
     def views(self) -> tuple[LayerView, ...]:
         """What slots see in each layer."""
-        full = LayerView(self.causal, None)
-        if self.sliding_window is None:
-            return (full,) * self.num_hidden_layers
-        window = SlidingWindow(self.sliding_window, self.sliding_anchored)
-        sliding = LayerView(self.causal or self.sliding_causal, window)
-        return tuple(full if each == FULL_LAYER else sliding for each in self.layer_types or ())
+        return tuple(
+            LayerView(self.causal or (window is not None and self.sliding_causal), window)
+            for window in self.layer_windows
+        )
 
     @property
     def tap_count(self) -> int:

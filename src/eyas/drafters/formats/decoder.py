@@ -133,7 +133,9 @@ def read_fused_taps(fields: Fields) -> None:
 
 def decoder_dict(config: TransformerConfig, architecture: str) -> dict[str, Any]:
     """The config.json that other engines read. Ownership isn't written: it follows from the tensors in the file."""
-    values = config.model_dump(exclude={"taps", "default_tree", "embedding", "head"}, exclude_none=True)
+    # windows are written by `windows_dict`
+    others = {"taps", "default_tree", "embedding", "head", "sliding_window", "layer_types", "sliding_anchored"}
+    values = config.model_dump(exclude=others, exclude_none=True)
     values["architectures"] = [architecture]
     values["model_type"] = "llama" if isinstance(config, GroupedConfig) else "deepseek_v3"
     values["tie_word_embeddings"] = False

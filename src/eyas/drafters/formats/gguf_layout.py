@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters.config import DEEPEST, FULL_LAYER, SLIDING_LAYER
+from eyas.drafters.config import DEEPEST
 from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
+from eyas.drafters.window.layers import FULL_LAYER, SLIDING_LAYER
 from eyas.errors import CheckpointError, ConfigError
 from eyas.gguf import Gguf, SkippedArray
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from eyas.drafters.config import SLIDING_LAYER
 from eyas.drafters.files import KeyReport
+from eyas.drafters.formats.windows import ANCHORED
+from eyas.drafters.window.layers import SLIDING_LAYER
 from eyas.errors import CheckpointError, ConfigError
 
 MODEL_TYPE_KEY = "speculators_model_type"
@@ -44,6 +45,8 @@ class Algorithm:
     """Keys for which readers have different defaults -> the value of a missing one, and the doubt to report."""
     guesses: str = ""
     """The native key for the number of guesses of one pass, from the library's proposal; empty if there is none."""
+    anchored: bool = True
+    """Whether the library trains with sliding windows that count from where a draft begins, not from each guess."""
     non_causal: bool | None = None
     """A block drafter's default of `SLIDING_KEY` in the library; None = another drafter."""
 
@@ -62,7 +65,9 @@ ALGORITHMS = {
             "norm_before_residual is missing: read as true, as vLLM does; the speculators library's own default is "
             "false: write it into config.json to settle it")},
     ),
-    "peagle": Algorithm(PEAGLE_ARCHITECTURES, "llama", (*_TOGGLES, "mask_token_id"), guesses="num_depths"),
+    "peagle": Algorithm(
+        PEAGLE_ARCHITECTURES, "llama", (*_TOGGLES, "mask_token_id"), guesses="num_depths", anchored=False,
+    ),
     "dflash": Algorithm(
         dict.fromkeys(("llama", "qwen3"), "DFlashDraftModel"), "qwen3", _BLOCK, _BLOCK[:3], non_causal=False,
     ),
@@ -145,9 +150,12 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
         config |= _guesses(proposal, algorithm.guesses)
     used = [MODEL_TYPE_KEY, *(key for key in copied if key in raw), *(f"{LAYER}.{key}" for key in layer)]
     descriptive = {**_DESCRIPTIVE, **algorithm.ignored}
+    windowed = SLIDING_LAYER in str(config.get("layer_types")) or bool(config.get("use_sliding_window"))
+    if windowed and algorithm.anchored:
+        config[ANCHORED] = True
     if algorithm.non_causal is not None:
-        if SLIDING_LAYER in str(config.get("layer_types")) or config.get("use_sliding_window"):
-            config |= _windows(raw, algorithm.non_causal, where, doubts)
+        if windowed:
+            config |= _causality(raw, algorithm.non_causal, where, doubts)
             used += [SLIDING_KEY] if SLIDING_KEY in raw else []
         else:
             descriptive |= {SLIDING_KEY: "about layers with a sliding window"}
@@ -167,10 +175,10 @@ def _layer_defaults(kind: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: standard.get(key, False) for key in keys if layer.get(key) is None}
 
 
-def _windows(raw: Mapping[str, Any], non_causal: bool, where: str, doubts: list[str]) -> dict[str, Any]:
-    """What slots see in layers with a window, in native keys: `is_causal` is left out where only these are causal.
+def _causality(raw: Mapping[str, Any], non_causal: bool, where: str, doubts: list[str]) -> dict[str, Any]:
+    """Whether slots see later ones, in native keys: `is_causal` is left out where only layers with a window are causal.
 
-    The library trains with windows that begin at the anchor. Raises ConfigError.
+    Raises ConfigError.
     """
     written = raw.get(SLIDING_KEY)
     if written is None:
@@ -181,7 +189,7 @@ def _windows(raw: Mapping[str, Any], non_causal: bool, where: str, doubts: list[
     elif not isinstance(written, bool):
         raise ConfigError(f"{where}: {SLIDING_KEY} is {written!r}, not true or false")
     both_ways = non_causal if written is None else written
-    return {"sliding_anchored": True} | ({"is_causal": False} if both_ways else {})
+    return {"is_causal": False} if both_ways else {}
 
 
 def _guesses(proposal: dict[str, Any], key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""config.json of block drafters: which layers have a sliding window, and whether a slot sees later ones.
+"""config.json of drafters with sliding windows: which layers have one, and whether a block's slot sees later ones.
 
 z-lab's code, vLLM, SGLang and llama.cpp's converter read the same keys, and agree about what is read here; where they
 don't, the file is refused, or its reading is reported as a doubt.
@@ -9,27 +9,49 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.drafters.block.network import BlockConfig
-from eyas.drafters.config import DEEPEST, FULL_LAYER, SLIDING_LAYER
+from eyas.drafters.config import DEEPEST, WindowedConfig
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.window.layers import FULL_LAYER, SLIDING_LAYER
 from eyas.errors import ConfigError
 
+ANCHORED = "sliding_anchored"
+"""eyas's own key: windows count from where a draft begins, as speculators trains EAGLE-3 and DFlash."""
 _CAUSAL = ("causal", "causal_head", "is_causal")
 _LATE = 28
 """The first layer with a window in a Qwen3Config without `layer_types` and `max_window_layers`."""
 
 
-def read_windows(fields: Fields, nested: dict[str, Any], section: str) -> dict[str, Any]:
+def read_windows(fields: Fields) -> dict[str, Any]:
+    """Take the keys of windows out of a configuration: the fields of `WindowedConfig`, none if no layer has a window.
+
+    Raises ConfigError for unknown and for contradictory values.
+    """
+    return _read(fields, False, None)
+
+
+def read_block_windows(fields: Fields, nested: dict[str, Any], section: str) -> dict[str, Any]:
     """Take the keys of windows and causality out of a configuration and its `section`: the fields of `BlockConfig`.
 
     Raises ConfigError for unknown and for contradictory values.
     """
     every = _take(fields, nested, "use_swa", bool, section) or False
-    types = _layer_types(fields)
+    size = _take(fields, nested, "swa_window_size", int, section)
     given = fields.values.get("layer_types") is not None
-    fields.values.pop("layer_types", None)
+    windows = _read(fields, every, size)
+    causal = _causal(fields, nested, section)
+    if not windows:
+        return {"causal": causal or False}
+    # as all readers have it: unless the file says so, slots see later ones in full layers only
+    return windows | {"causal": causal or False, "sliding_causal": causal is None and (given or not every)}
+
+
+def _read(fields: Fields, every: bool, size: int | None) -> dict[str, Any]:
+    """Take the keys of windows; `every` and `size` are those of z-lab's section, by which all layers may have one."""
+    types = _layer_types(fields)
+    given = fields.values.pop("layer_types", None) is not None
     uses = fields.take("use_sliding_window", bool)
     window = fields.take("sliding_window", int)
-    size = _take(fields, nested, "swa_window_size", int, section)
+    anchored = fields.take(ANCHORED, bool, default=False)
     if every:
         if given and SLIDING_LAYER not in types:
             raise ConfigError(
@@ -40,28 +62,20 @@ def read_windows(fields: Fields, nested: dict[str, Any], section: str) -> dict[s
         if None not in (size, window) and size != window:
             raise ConfigError(f"{fields.where}: swa_window_size is {size} and sliding_window {window}: keep one")
         window = window if size is None else size
-    windowed = SLIDING_LAYER in types
-    if windowed:
+    if SLIDING_LAYER in types:
         _check_window(fields, window, every or uses)
-    elif window is not None and uses is None and not given:
+        return {"sliding_window": window, "layer_types": tuple(types), ANCHORED: anchored}
+    if anchored:
+        raise ConfigError(f"{fields.where}: {ANCHORED} is true, but no layer has a window")
+    # only Qwen3's layers get types from other keys
+    if window is not None and not given and (uses is None or (uses and fields.raw.get("model_type") == "llama")):
         raise ConfigError(
             f"{fields.where}: sliding_window is {window}, and nothing says which layers have it: write layer_types, or "
             "set sliding_window to null"
         )
-    elif window is not None or size is not None:
+    if window is not None or size is not None:
         fields.ignored["sliding_window"] = "no layer has a window"
-    causal = _causal(fields, nested, section)
-    anchored = fields.take("sliding_anchored", bool, default=False)
-    found: dict[str, Any] = {"causal": causal or False}
-    if not windowed:
-        return found
-    # as all readers have it: unless the file says so, slots see later ones in full layers only
-    return found | {
-        "sliding_window": window,
-        "layer_types": tuple(types),
-        "sliding_causal": causal is None and (given or not every),
-        "sliding_anchored": anchored,
-    }
+    return {}
 
 
 def _take(fields: Fields, nested: dict[str, Any], key: str, kind: type, section: str) -> Any:
@@ -95,9 +109,11 @@ def _layer_types(fields: Fields) -> list[str]:
         return [SLIDING_LAYER if layer >= late else FULL_LAYER for layer in range(count)]
     if not isinstance(types, list) or not all(each in (FULL_LAYER, SLIDING_LAYER) for each in types):
         raise ConfigError(f"{fields.where}: layer_types is {types!r}: eyas has {FULL_LAYER} and {SLIDING_LAYER} only")
+    if SLIDING_LAYER not in types and isinstance(layers, int) and len(types) >= layers:
+        return types[:layers]  # the target's list, in files that copied its configuration: nothing has a window
     if len(types) != layers:
         raise ConfigError(f"{fields.where}: layer_types names {len(types)} layers, and num_hidden_layers is {layers}")
-    return list(types)
+    return types
 
 
 def _check_window(fields: Fields, window: int | None, uses: bool | None) -> None:
@@ -126,16 +142,19 @@ def _causal(fields: Fields, nested: dict[str, Any], section: str) -> bool | None
     return next(iter(said.values()), None)
 
 
-def windows_dict(config: BlockConfig) -> dict[str, Any]:
-    """The keys of windows in a config.json that z-lab's readers take; none if no layer has a window.
+def windows_dict(config: WindowedConfig) -> dict[str, Any]:
+    """The keys of windows in a config.json that other readers take; none if no layer has a window.
 
-    Without `is_causal`, slots see later ones in full layers only.
+    In a block drafter's, without `is_causal`, slots see later ones in full layers only.
     """
     if config.sliding_window is None:
         return {}
-    said = {} if config.sliding_causal else {"is_causal": config.causal}
-    anchored = {"sliding_anchored": True} if config.sliding_anchored else {}
     types = list(config.layer_types or ())
-    return {
-        "sliding_window": config.sliding_window, "use_sliding_window": True, "layer_types": types, **said, **anchored,
-    }  # fmt: skip
+    found: dict[str, Any] = {
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": True,
+        "layer_types": types,
+    }
+    if isinstance(config, BlockConfig) and not config.sliding_causal:
+        found["is_causal"] = config.causal
+    return found | ({ANCHORED: True} if config.sliding_anchored else {})

@@ -16,7 +16,7 @@ from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_group
 from eyas.drafters.formats.fields import NESTED, Fields
 from eyas.drafters.formats.taps import read_layer_outputs
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
-from eyas.drafters.formats.windows import read_windows, windows_dict
+from eyas.drafters.formats.windows import read_block_windows, windows_dict
 from eyas.drafters.kind import DFLASH, Kind
 from eyas.errors import ConfigError
 
@@ -38,7 +38,7 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
     for key, only in (_FIXED | {"projector_type": projector}).items():
         if nested.pop(key, only) != only:
             raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
-    windows = read_windows(fields, nested, NESTED)
+    windows = read_block_windows(fields, nested, NESTED)
     for key in _TRAINING:
         nested.pop(key, None)
         fields.ignore(key, "about training")
@@ -65,8 +65,7 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
     """
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
-    for key in ("sliding_window", "layer_types", "sliding_causal", "sliding_anchored"):
-        values.pop(key, None)
+    del values["sliding_causal"]
     values |= windows_dict(config)
     nested = {key: values.pop(key) for key in ("mask_token_id", *nest)}
     del values["num_aux_hidden_states"]

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eyas.drafters.config import FusedTapsConfig, GroupedConfig
+from eyas.drafters.config import FusedTapsConfig, WindowedConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, read_grouped_heads, taps_dict
 from eyas.drafters.formats.fields import Fields, architectures
 from eyas.drafters.formats.tensor_names import MIDLAYER
+from eyas.drafters.formats.windows import read_windows, windows_dict
 from eyas.drafters.kind import EAGLE3, Kind
 from eyas.drafters.network import (
     Attend,
@@ -29,6 +30,7 @@ from eyas.drafters.network import (
     Rotary,
     native_decoder,
 )
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.targets.native.decoder import LayerParts, NativeDecoder
 from eyas.targets.native.library import PANEL
 from eyas.targets.native.linears import NativeLinear
@@ -37,7 +39,7 @@ _QWEN3 = "Eagle3Qwen3ForCausalLM"
 """The architecture whose attention normalizes queries and keys."""
 
 
-class Eagle3Config(FusedTapsConfig, GroupedConfig):
+class Eagle3Config(FusedTapsConfig, WindowedConfig):
     """Sizes and toggles of EAGLE-3 with grouped-query attention."""
 
     qk_norm: bool = False
@@ -53,7 +55,9 @@ def read(fields: Fields) -> Eagle3Config:
 
 def read_grouped(fields: Fields, *qwen3: str) -> None:
     """Read the keys that EAGLE-3 kinds with grouped-query attention share; architectures in `qwen3` have qk_norm."""
+    windows = read_windows(fields)
     read_fused_taps(fields)
+    fields.values |= windows
     read_grouped_heads(fields)
     fields.default("qk_norm", not set(qwen3).isdisjoint(architectures(fields.raw)))
 
@@ -65,7 +69,7 @@ def write(config: Eagle3Config) -> dict[str, Any]:
 
 def grouped_dict(config: Eagle3Config, llama: str, qwen3: str) -> dict[str, Any]:
     """The config.json that names the architecture `llama`, or `qwen3` if queries and keys are normalized."""
-    values = decoder_dict(config, qwen3 if config.qk_norm else llama) | taps_dict(config)
+    values = decoder_dict(config, qwen3 if config.qk_norm else llama) | taps_dict(config) | windows_dict(config)
     if config.qk_norm:
         values["model_type"] = "qwen3"
     else:
@@ -149,6 +153,10 @@ class Eagle3Network(FusedTapsNetwork):
     """EAGLE-3 as published: grouped-query attention."""
 
     config: Eagle3Config
+
+    @property
+    def layer_windows(self) -> tuple[SlidingWindow | None, ...]:
+        return self.config.layer_windows
 
     def attention(self, width: int) -> nn.Module:
         return Attention(self.config, width, qk_norm=self.config.qk_norm)

@@ -139,11 +139,12 @@ _BOTH_WAYS = Rule(
     "in layers without a window, the slots of its blocks see each other both ways",
     BLOCK,
 )
-_EVERY_SLOT = windows(
-    "it counts a window from each slot, and this drafter from the anchor",
+_EVERY_GUESS = windows(
+    "it counts a window from each guess, and this drafter from where a draft begins",
     lambda d: not d.get("sliding_anchored"),
-    BLOCK,
+    (*BLOCK, *_THIRD),
 )
+_NO_WINDOW = only("sliding_window", None, why="its EAGLE-3 has no sliding window", families=_E3)
 _ALIKE = windows(
     "its layers are all causal or none is, and here only those with a window are", layers_alike, (DFLASH, DSPARK)
 )
@@ -169,6 +170,7 @@ _ALL = (
             _ONE_LAYER, _THREE, _FULL_E1, _HEADS_DIVIDE, identity_map(), rotations("default", "linear", "dynamic"),
             *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", "mlp_bias", why="it has no"),
+            _NO_WINDOW,
             Rule("taps", _usual_taps, "it always reads boundaries 2, n // 2 and n - 3 of at least 7 layers", _E3),
         ),
         (replace(NEEDS_OWN_HEAD, families=_E3), _SHARED_HEAD_E1),
@@ -183,7 +185,7 @@ _ALL = (
             only("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
             *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
             *off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
-            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS, _EVERY_SLOT,
+            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS, _EVERY_GUESS, _NO_WINDOW,
             windows("its layers with a window are causal", window_causality, (DFLASH,)),
             only("sliding_window", None, why="it has windows in DFlash and DFlash 2 only", families=_DSPARK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
@@ -202,7 +204,7 @@ _ALL = (
             rotations("default", "yarn", families=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
             _QUERY_LATENT, *_QWEN3, _NORM_ORDER, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
-            replace(_BOTH_WAYS, families=_DSPARK), _EVERY_SLOT,
+            replace(_BOTH_WAYS, families=_DSPARK), _EVERY_GUESS,
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
@@ -213,8 +215,10 @@ _ALL = (
             _VLLM_RECURRENT,
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
             *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BOTH_WAYS, _VANILLA, _ALIKE,
-            windows("its windows reach back from the anchor, and this drafter's from each slot",
-                    lambda d: d.get("sliding_anchored"), BLOCK),
+            windows("in this form a window counts from where a draft begins, and this drafter's from each guess",
+                    lambda d: d.get("sliding_anchored"), (*BLOCK, *_E3)),
+            windows("in this form a window of P-EAGLE counts from each guess, and this drafter's from where a draft "
+                    "begins", lambda d: not d.get("sliding_anchored"), (PEAGLE,)),
             *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
@@ -228,7 +232,7 @@ _ALL = (
             rotations("default", "yarn", families=_MLA),
             _QUERY_LATENT, *off("norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", "mlp_bias", why="it has no", families=_E3),
-            *_LATENT, *rising_taps(),
+            *_LATENT, *rising_taps(), _NO_WINDOW,
         ),
         (NEEDS_OWN_EMBEDDING, NEEDS_OWN_HEAD),
         BOUNDARIES, forms.atom,
@@ -241,7 +245,7 @@ _ALL = (
             _QUERY_LATENT, *off("norm_before_residual", "qk_norm", why="it has no"),
             Rule("norm_before_fc", lambda d: not (d.get("fc_norm") and d.get("norm_before_fc")),
                  "it has no norm_before_fc together with fc_norm", FUSED),
-            *_LATENT, *rising_taps(lowest=1),
+            *_LATENT, *rising_taps(lowest=1), _NO_WINDOW,
         ),
         (
             replace(NEEDS_SHARED_EMBEDDING, families=FUSED,
@@ -259,7 +263,7 @@ _ALL = (
             *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", why="it has no"),
             as_wide_as_the_target("it uses the target's embedding, so its width must be the target's"),
-            *rising_taps(),
+            *rising_taps(), _NO_WINDOW,
         ),
         (NEEDS_SHARED_EMBEDDING, NEEDS_OWN_HEAD),
         "boundaries, in the converted model's rt_info", forms.openvino,
@@ -270,7 +274,7 @@ _ALL = (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
             *off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
-            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA, _EVERY_SLOT, _ALIKE,
+            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA, _NO_WINDOW, _EVERY_GUESS, _ALIKE,
             windows("in its blocks a slot sees all later ones, also beyond the window",
                     lambda d: window_causality(d) or d.get("block_size") <= d.get("sliding_window"), BLOCK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),

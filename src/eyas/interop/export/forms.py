@@ -139,7 +139,7 @@ def _windowed(drafter: DrafterToExport) -> bool:
 
 
 def windows(why: str, holds: Callable[[DrafterToExport], bool], families: Families) -> Rule:
-    """A rule about block drafters that have layers with a window; others pass."""
+    """A rule about drafters that have layers with a sliding window; others pass."""
     return Rule("sliding_window", lambda drafter: not _windowed(drafter) or holds(drafter), why, families)
 
 

@@ -17,7 +17,7 @@ from eyas.assets import named_target
 from eyas.drafters.automatic import published
 from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
-from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
+from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig, WindowedConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, TensorInfo, read_headers, read_json
 from eyas.drafters.formats.gguf_heads import companion_of, holds_heads
 from eyas.drafters.formats.opening import open_raw
@@ -25,8 +25,9 @@ from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.drafters.loading import local_directory
-from eyas.drafters.network import SlidingWindow, shapes_of
+from eyas.drafters.network import shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
 from eyas.gguf import PLAIN_TYPES, Gguf
 from eyas.gguf_config import Model, heads_of
@@ -293,7 +294,7 @@ class DrafterReport(Report):
     own_head: bool = False
     provenance: Any = None
     windows: list[str] = field(default_factory=list)
-    """What the slots of a block see in each layer; empty if no layer has a window."""
+    """What guesses see in each layer; empty if no layer has a sliding window."""
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -395,19 +396,20 @@ def _open(path: Path) -> tuple[RawCheckpoint, str]:
 
 
 def _windows(config: DrafterConfig) -> list[str]:
-    """What a block drafter with windows sees in each layer."""
-    if not isinstance(config, BlockConfig) or config.sliding_window is None:
+    """What a drafter with sliding windows sees in each layer."""
+    if not isinstance(config, WindowedConfig) or config.sliding_window is None:
         return []
-    return [
-        f"layer {number}: {_reach(view.window)}, {'no later slots' if view.causal else 'later slots too'}"
-        for number, view in enumerate(config.views)
-    ]
+    reaches = [_reach(window) for window in config.layer_windows]
+    if isinstance(config, BlockConfig):
+        later = ["no later slots" if view.causal else "later slots too" for view in config.views]
+        reaches = [f"{reach}, {slots}" for reach, slots in zip(reaches, later, strict=True)]
+    return [f"layer {number}: {reach}" for number, reach in enumerate(reaches)]
 
 
 def _reach(window: SlidingWindow | None) -> str:
     if window is None:
         return "all positions"
-    return f"{window.size:,} positions before the anchor" if window.anchored else f"{window.size:,} positions"
+    return f"{window.size:,} positions before the draft" if window.anchored else f"{window.size:,} positions"
 
 
 def _tap_source(config: dict[str, Any]) -> str:

@@ -90,6 +90,8 @@ class LayerParts:
     """Whether the residual is the layer's input after the norm, not before it."""
     window: int | None = None
     """Number of latest positions that a token sees; None = all."""
+    anchored: bool = False
+    """Whether all guesses of a draft see as far back as the last committed token does."""
     attention_out_norm: nn.Module | None = None
     """The norm of attention's output, before the residual is added."""
     mlp_out_norm: nn.Module | None = None
@@ -161,6 +163,9 @@ class Staged(NamedTuple):
     """Number of columns of each row that earlier passes staged."""
     rooted: bool = False
     """Whether `parents` are those of a tree's nodes: column 0 is the root, which they leave out and count from -1."""
+    guesses: bool = False
+    """Whether the columns are a drafter's guesses: however small its windows, these see their path and the last
+    committed column."""
 
 
 class Above(NamedTuple):
@@ -328,6 +333,7 @@ class NativeDecoder:
             None if layer.sinks is None else self._vector(layer.sinks),
             -1 if layer.rope is None else layer.rope,
             layer.window or 0,
+            layer.anchored,
             layer.normed_residual,
             *layer.factors,
         )
@@ -474,7 +480,7 @@ class NativeDecoder:
         base = NativePass(
             lengths=addressof(columns), slot=rows.start, cosines=self._tables[0].data_ptr(),
             sines=self._tables[1].data_ptr(), positions=self._tables[0].shape[1], keys=keys.data_ptr(),
-            values=values.data_ptr(), capacity=cache.capacity,
+            values=values.data_ptr(), capacity=cache.capacity, guesses=True,
             threads=threads_for(len(rows) * beam.width * self._layer_weights),
         )  # fmt: skip
         levels: int = self._kernels.beam(byref(self._struct), byref(base), byref(beam))
@@ -502,9 +508,10 @@ class NativeDecoder:
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1], staged.rooted,
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, cache.in_codes, x.data_ptr(), address(given.above), given.width, given.first,
-                address(given.sources), addressof(boundaries), len(taps), address(made.tapped), address(made.final),
-                *made.kept, address(made.logits), scratch.data_ptr(), rows.states,
+                cache.capacity, cache.in_codes, staged.guesses, x.data_ptr(),
+                address(given.above), given.width, given.first, address(given.sources),
+                addressof(boundaries), len(taps), address(made.tapped), address(made.final), *made.kept,
+                address(made.logits), scratch.data_ptr(), rows.states,
                 threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip

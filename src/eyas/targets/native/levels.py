@@ -50,7 +50,7 @@ class NativeLevels:
             if parents is None:  # a chain so far
                 parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
             self._parents = torch.cat((parents, frontier.parents + above.first), dim=1)
-        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
+        where = Staged(self._rows, width, None, self._lengths, self._parents, staged, guesses=True)
         self._cache.reserve(max(self._lengths) + staged + width, staged)
         heads = bool(self._decoder.outputs)
         done = self._decoder.run(self._cache, where, frontier.tokens, above, final=not heads, logits=heads)

@@ -15,7 +15,7 @@ from rich.table import Table
 from eyas.config import StrictModel
 from eyas.data.tokens.batches import ChatBatches, learnable
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.drafters.config import FusedTapsConfig, GroupedConfig, TransformerConfig
+from eyas.drafters.config import FusedTapsConfig, GroupedConfig, TransformerConfig, WindowedConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import SINKS
 from eyas.errors import ConfigError
@@ -215,6 +215,10 @@ class Outlook:
             yield Setting("MLP", f"{network.intermediate_size:,} wide", _origin(shape, "intermediate_size", "target"))
             if network.draft_window is not None:
                 yield Setting("window", f"the first {SINKS} pairs and the last {network.draft_window:,}", "recipe")
+            if isinstance(network, WindowedConfig) and network.sliding_window is not None:
+                count = sum(window is not None for window in network.layer_windows)
+                value = f"{network.sliding_window:,} positions in {count} of {network.num_hidden_layers} layers"
+                yield Setting("window", value, "recipe")
         yield Setting("draft vocabulary", str(self.vocabulary), _origin(shape, "draft_vocab_size", "target and data"))
         for part, owner in (("embedding", network.embedding), ("head", network.head)):
             yield Setting(

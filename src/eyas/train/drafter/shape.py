@@ -103,6 +103,10 @@ class DrafterShape(StrictModel):
     kv_heads: int | None = Field(default=None, ge=1)
     head_dim: int | None = Field(default=None, ge=2)
     window: int | None = Field(default=None, ge=1)  # attend to the sinks and the last `window` pairs; None = all
+    # eagle3, peagle and block drafters: a window by layer (`drafters/window/layers.py`)
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None  # full_attention or sliding_attention; None = all have the window
+    sliding_anchored: bool | None = None
     # eagle1
     bias: bool | None = None
     # eagle3 and mla
@@ -122,10 +126,7 @@ class DrafterShape(StrictModel):
     block_size: int | None = Field(default=None, ge=2)
     sample_from_anchor: bool | None = None
     causal: bool | None = None
-    sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None  # full_attention or sliding_attention; None = all have the window
     sliding_causal: bool | None = None
-    sliding_anchored: bool | None = None
     # block drafters and peagle
     mask_token_id: int | None = Field(default=None, ge=0)
     # peagle

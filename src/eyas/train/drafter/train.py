@@ -250,7 +250,10 @@ def score(checkpoint: Path) -> float:
     return float(provenance["validation"][provenance["chosen_by"]])
 
 
-_FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings", "draft_window"}
+_FREE = {
+    "draft_vocab_size", "default_tree", "max_position_embeddings", "draft_window", "sliding_window", "layer_types",
+    "sliding_anchored",
+}  # fmt: skip
 """Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
 
 

@@ -20,13 +20,14 @@ heads = kv * G.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from eyas.drafters.window.layers import SlidingWindow
 from eyas.drafters.window.window import Window
 
 BLOCK = 64
@@ -172,7 +173,7 @@ class Blocked:
         lse = rows.new_empty(*rows.shape[:2], 1, dtype=torch.promote_types(q.dtype, torch.float32))
         for block, seen in self._blocks(q.shape[2], groups):
             scores = (rows[:, block] @ seen.keys(keys).transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, K]
-            _hide_later(scores, groups)
+            self._hide(scores, groups, float("-inf"))
             peak = scores.amax(-1, keepdim=True)
             weights = scores.sub_(peak).exp_()
             total = weights.sum(-1, keepdim=True)
@@ -192,7 +193,7 @@ class Blocked:
         for block, seen in self._blocks(q.shape[2], groups):
             mine = seen.keys(keys)
             weights = torch.sub(rows[:, block] @ mine.transpose(1, 2), lse[:, block]).exp_()
-            _hide_later(weights, groups, 0.0)
+            self._hide(weights, groups, 0.0)
             seen.add_values(dvalues, weights.to(v.dtype).transpose(1, 2) @ dout[:, block])
             slope = torch.sub(dout[:, block] @ seen.values(values).transpose(1, 2), delta[:, block])
             dscores = slope.mul_(weights).to(q.dtype)
@@ -205,6 +206,10 @@ class Blocked:
         for start in range(0, width, BLOCK):
             stop = min(start + BLOCK, width)
             yield slice(start * groups, stop * groups), Seen(stop)
+
+    def _hide(self, scores: Tensor, groups: int, value: float) -> None:
+        """Overwrite the scores [B*kv, R*G, K] of keys that a row doesn't see; the last R keys are the rows' own."""
+        _hide_later(scores, groups, value)
 
 
 class Windowed(Blocked):
@@ -226,7 +231,26 @@ class Windowed(Blocked):
             start = stop
 
 
-def _hide_later(scores: Tensor, groups: int, value: float = float("-inf")) -> None:
+class Sliding(Blocked):
+    """Attention in a layer's sliding window: a row sees the last `size` pairs, its own included."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
+        for start in range(0, width, BLOCK):
+            stop = min(start + BLOCK, width)
+            yield slice(start * groups, stop * groups), Seen(stop, dropped=max(0, start + 1 - self._size))
+
+    def _hide(self, scores: Tensor, groups: int, value: float) -> None:
+        super()._hide(scores, groups, value)
+        count, keys = scores.shape[1] // groups, scores.shape[2]
+        rows = torch.arange(keys - count, keys, device=scores.device).unsqueeze(1)  # where a row's own key is
+        earlier = (torch.arange(keys, device=scores.device) <= rows - self._size).unsqueeze(1)  # [R, 1, K]
+        torch.unflatten(scores, 1, (count, groups)).masked_fill_(earlier, value)
+
+
+def _hide_later(scores: Tensor, groups: int, value: float) -> None:
     """Overwrite the scores [B*kv, R*G, K] of keys after each row, which are among the last R keys."""
     count = scores.shape[1] // groups
     later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1).unsqueeze(1)
@@ -253,18 +277,25 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 class ChainAttention:
     """The `attend` function of an unrolled chain. `indices` [R0] are the rows of later steps, as indices into B * S.
 
+    `kernel` computes the attention to true pairs, else the fastest one or, in a layer that has one, its sliding window.
     Step 0 has queries [B, heads, S, D], each later step [1, heads, R, D] for the first R of `indices`; R never grows.
     """
 
-    def __init__(self, indices: Tensor, kernel: CausalKernel | None = None) -> None:
-        self._indices, self._kernel = indices, kernel
+    def __init__(
+        self, indices: Tensor, kernel: CausalKernel | None = None, windows: Sequence[SlidingWindow | None] = ()
+    ) -> None:
+        self._indices, self._kernel, self._windows = indices, kernel, windows
         self._true: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values of the true pairs
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys, values of each later step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [., heads, ., D], k [., kv, ., D], v [., kv, ., Dv] -> [., heads, ., Dv]."""
         q, k, v = _cast(q, k, v)
-        kernel = self._kernel or choose_kernel(q, v)
+        window = self._windows[layer] if self._windows else None
+        if window is None:
+            kernel = self._kernel or choose_kernel(q, v)
+        else:
+            kernel = Sliding(window.after(len(self._own[layer]) + 1 if layer in self._own else 0))
         if layer not in self._true:
             self._true[layer], self._own[layer] = (k, v), []
             out: Tensor = _Causal.apply(kernel, q, k, v)  # type: ignore[no-untyped-call]

@@ -11,7 +11,9 @@ instead of guesses. Slot j sees only the slots before it, so step j computes wha
 Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
 
-In a drafter with a window, row i sees at every step the pairs that the window keeps of the first i + 1 (`Windowed`).
+In a drafter with a window, row i sees at every step the pairs that the window keeps of the first i + 1 (`Windowed`). In
+a layer with a sliding window it sees the last ones, and, if the window counts from each guess, one less at each step
+(`Sliding`); its own guesses always.
 
 Rows may be sampled for later steps (P-EAGLE's conditional drop-token sampling). A row that is left out of one step is
 left out of all later ones, so rows are still whole chains, only shorter.
@@ -54,7 +56,7 @@ def unrolled(
     if starts is not None and window is None:  # in a window, positions count the pairs that are kept
         first = starts
     positions = first.unsqueeze(1) + torch.arange(width, device=tokens.device)
-    attention = ChainAttention(rows.indices, kernel)
+    attention = ChainAttention(rows.indices, kernel, network.layer_windows)
     hidden = network.fuse(taps).to(taps.dtype)  # the residual stream keeps its precision under autocast
     last = torch.nn.functional.pad(tokens[:, 1:], (0, 1))  # a chat's last pair has no next token and no loss
     masked = network.masked_pair()

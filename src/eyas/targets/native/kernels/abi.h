@@ -105,7 +105,7 @@ struct Layer {
     const float *attention_out_norm, *mlp_out_norm;  // [H] of the outputs of attention and MLP; or null
     const float* sinks;                  // [heads] see `Query`; or null
     int64_t rope;                        // index of its RoPE tables; -1 = none
-    int64_t window;                      // the number of latest positions that a token sees; 0 = all
+    int64_t window, anchored;            // see `Window`
     int64_t normed_residual;             // whether the layer adds to the normed input instead of the input
     float recurrent_scale, attention_scale, mlp_scale;  // multiply what each part adds
     float gate_scale;                    // see `Gating`
@@ -173,6 +173,7 @@ struct Pass {
     char* const* values;                 // and as values the keys that all heads share [slots, C, P]
     int64_t capacity;                    // C
     int64_t in_codes;                    // whether keys and values are quantized to 8 bits, see `entry_size`
+    int64_t guesses;                     // see `Window`
     float* x;                            // [T, H] in: a drafter's states; out: what leaves the last layer
     const float* above;                  // [R, above_count, H] the states of guesses' parents; or null
     int64_t above_count, above_first;    // cells per row of `above`; the staged column of the first

@@ -43,18 +43,33 @@ struct Tree {
     }
 };
 
+// How far back the tokens of a pass see in a layer.
+struct Window {
+    int64_t size;      // the number of latest positions that a token sees; 0 = all
+    int64_t anchored;  // whether all guesses see as far back as the last committed token does
+    int64_t guesses;   // whether the staged columns are guesses: these see their whole path and the last committed column
+
+    // The first committed column that a token sees, whose path has `depth` staged columns.
+    int64_t first(int64_t committed, int64_t depth) const {
+        if (!size) return 0;
+        const int64_t nearest = guesses ? committed - 1 : committed;
+        return std::max<int64_t>(0, std::min(nearest, committed - size + (guesses && anchored ? 0 : depth)));
+    }
+};
+
 // The columns that staged column `column` sees, in the order of their positions: the committed ones, then its path through
 // the staged ones; with a window only the latest. Sets `count` to their number and returns a pointer to the first of them,
 // within `room`.
-inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t column, int64_t window, int64_t* room,
+inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t column, const Window& window, int64_t* room,
                               int64_t& count) {
+    const int64_t depth = tree.depth(column);
     count = 0;
-    for (int64_t i = window && committed > window ? committed - window : 0; i < committed; i++) room[count++] = i;
-    count += tree.depth(column);
+    for (int64_t i = window.first(committed, depth); i < committed; i++) room[count++] = i;
+    count += depth;
     for (int64_t at = count; column >= 0; column = tree.parent(column)) room[--at] = committed + column;
-    if (!window || count <= window) return room;
-    room += count - window;
-    count = window;
+    if (!window.size || window.guesses || count <= window.size) return room;
+    room += count - window.size;
+    count = window.size;
     return room;
 }
 

@@ -62,7 +62,7 @@ inline int64_t token_scratch(const Decoder& d) {
 // Call `work(t, count, columns, counts)` for tokens [first, stop), in runs of one row in which each token sees all that the
 // one before it sees: token i of a run sees the first `counts[i]` of `columns`. `room` holds twice the columns of any token.
 template <class Work>
-void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int64_t* room, const Work& work) {
+void in_runs(const Pass& pass, const Window& window, int64_t first, int64_t stop, int64_t* room, const Work& work) {
     auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
     for (int64_t t = first; t < stop;) {
         const int64_t row = cell_of(t) / pass.columns;
@@ -333,7 +333,7 @@ class DecoderRun {
                 queries.finish();
             });
         };
-        in_runs(pass_, layer.window, first, stop, room.columns.get(), attend);
+        in_runs(pass_, Window{layer.window, layer.anchored, pass_.guesses}, first, stop, room.columns.get(), attend);
         if (d_.rank) latents.expand(layer, stop - first, head, last, mixed_ + first * out_size_);
     }
 
