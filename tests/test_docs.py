@@ -329,6 +329,10 @@ def test_data_blocks_are_valid(page: Path) -> None:
             validated(SweepConfig if "recipe" in values else Recipe, values, str(block))
         elif block.language == "json":
             json.loads(block.text)
+        elif block.language == "mermaid":
+            shown = re.findall(r'\["([\w/]+(?:/|\.py))', block.text)
+            assert shown
+            assert not [name for name in shown if not (ROOT / "src/eyas" / name).exists()], str(block)
         else:
             assert block.language in ("", "bash", "python", "text"), f"{block}: a block of {block.language}"
 

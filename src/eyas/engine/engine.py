@@ -21,6 +21,7 @@ from typing import Any
 
 from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
+from eyas.engine.round_log import RoundLog
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import InputProcessor, SequenceState
@@ -212,6 +213,7 @@ class EngineCore:
         if runner.target.max_length is not None:
             self.scheduler.room.context = runner.target.max_length
         self.outcome: RoundOutput | None = None
+        self._round_log = RoundLog.from_environment()
         self.rounds = self.prompt_tokens = self.prefix_hits = 0
         """Counts since the start: rounds, prompt tokens, and prompt tokens reused from the prefix cache."""
 
@@ -346,7 +348,10 @@ class EngineCore:
         `seconds` is what the round took; None if it came with prefill, whose time is counted already.
         """
         traced = [row for row, sequence in enumerate(sequences) if sequence.request.trace]
-        drafts = draft_rounds(output.draft, [sequence.root for sequence in sequences], traced)
+        roots = [sequence.root for sequence in sequences]
+        drafts = draft_rounds(output.draft, roots, traced)
+        if self._round_log is not None:
+            self._round_log.add(self.rounds, sequences, output, draft_rounds(output.draft, roots, range(len(roots))))
         for row, sequence in enumerate(sequences):
             taken, logprobs = sequence.take(output, row, seconds)
             accepted = min(output.accepted[row], len(taken))

@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "max_body_bytes": (10, REFUSED, REFUSED, REFUSED),
     "log_interval": (5.0, REFUSED, REFUSED, REFUSED),
     "log_format": ("json", REFUSED, REFUSED, "--log-jsonl"),
+    "log_level": ("debug", REFUSED, "--log-level debug", REFUSED),
     "max_running": (8, "--max-num-seqs 8", "--max-running-requests 8", "--parallel 8"),
     "max_waiting": (9, REFUSED, "--max-queued-requests 9", REFUSED),
     "max_model_len": (99, "--max-model-len 99", "--context-length 99", "--kv-unified --kv-unified-per-slot 99"),

@@ -120,6 +120,9 @@ class ServerOptions:
     max_body_bytes: Annotated[int, Option(min=1, help="Maximum size of a request's body.")] = 8 << 20
     log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
     log_format: Annotated[Literal["text", "json"], Option(help="json: one object per line.")] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option(help="The least important lines to log.")
+    ] = "info"
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def serve(
     from eyas.serve.playground.page import Gauges
 
     learning = learns.opened()
-    open_stderr(server.log_format)
+    open_stderr(server.log_format, server.log_level)
     settings = _settings(target, server, capacity)
     tls_context(settings)
     gauges = Gauges()

@@ -121,6 +121,7 @@ SGLANG: dict[str, Translator] = _EVERYWHERE | {
     "reasoning_parser": _one("--reasoning-parser"),
     "root_path": _one("--fastapi-root-path"),
     "seed": _one("--random-seed"),
+    "log_level": _one("--log-level"),
     "served_model_name": _single("--served-model-name"),
     "dtype": _one("--dtype"),
     "device": _sglang_device,

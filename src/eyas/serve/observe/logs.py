@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from eyas.types import EngineState
 
 Form = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
 
 _LOGGER = logging.getLogger("eyas.serve")
 _LONGEST_PATH = 200
@@ -42,7 +43,8 @@ def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = lo
     handler.addFilter(RepeatFilter())
     for logger in (_LOGGER, LOADING, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
         logger.handlers[:] = [handler]
-        logger.setLevel(level)
+        # what the libraries do in detail is of no use to somebody who looks at a request
+        logger.setLevel(level if logger in (_LOGGER, LOADING) else max(level, logging.INFO))
         logger.propagate = False
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
 
@@ -290,10 +292,11 @@ class StatisticsInterval:
         return fields
 
 
-def open_stderr(form: Form) -> None:
-    """From now on, write the log and everything else that goes to standard error in this form."""
+def open_stderr(form: Form, level: Level = "info") -> None:
+    """From now on, write the log, from a level up, and everything else that goes to standard error in this form."""
     stderr = DurableStream(sys.stderr)
-    log_to(stderr, form)
+    levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    log_to(stderr, form, levels[level])
     sys.stderr = JsonLineStream(stderr) if form == "json" else stderr
 
 
