@@ -267,6 +267,7 @@ def test_unknown_methods_are_refused_with_what_there_is(text: str, message: str)
 def test_methods_are_named_by_kind_and_by_what_is_added(tmp_path: Path) -> None:
     assert read_method("eagle3+ngram") == (True, "eagle3", "ngram")
     assert read_method("+ngram") == (True, None, "ngram")
+    assert read_method("small-lm+suffix") == read_method("draft_model+suffix") == (True, "draft_model", "suffix")
     pairs.save_drafter(tmp_path / "d")
     model = pairs.save_target(tmp_path / "t")
     engine = eyas.load(model, tmp_path / "d", method="+suffix", tree="dynamic:3,3,8", device="cpu")

@@ -149,8 +149,11 @@ class Drafter(Protocol):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Like `observe`, but only copy the pairs; they are read before their row's next draft."""
 
-    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:  # noqa: ARG002
-        """Read the deferred pairs of the `wanted` rows [R]; a no-op for drafters that defer nothing."""
+    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:  # noqa: ARG002
+        """Read the deferred pairs of the `wanted` rows [R], the first `most` of each (None = all).
+
+        A no-op for drafters that defer nothing.
+        """
         return
 
     def draft(

@@ -404,10 +404,12 @@ class NetworkDrafter(Drafter):
         return [want and self.pairs.cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
     @inference
-    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
         if self.pairs.forgets:
             self._forget([slot for slot, want in zip(rows, wanted, strict=True) if want], now=True)
         counts = [self.pairs.unread(slot) * want for slot, want in zip(rows, wanted, strict=True)]
+        if most is not None:
+            counts = [min(count, most) for count in counts]
         if not any(counts):
             return
         # a row far behind the others, such as one with a deferred prompt, would widen the passes of all rows
@@ -418,7 +420,7 @@ class NetworkDrafter(Drafter):
         self._read_deferred(rows, [count if count <= widest else 0 for count in counts])
         for slot, count in zip(rows, counts, strict=True):
             if count:
-                self.pairs.deferred.truncate(slot, 0)
+                self.pairs.deferred.drop(slot, count)
 
     def _forget(self, slots: Iterable[int], *, now: bool = False) -> None:
         """Let slots forget the pairs that they would drop as soon as they were read; see `NetworkPairs.forget`."""

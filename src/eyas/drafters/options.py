@@ -12,6 +12,7 @@ from typing import NamedTuple
 from eyas.drafters.in_target import NAMES as IN_TARGET
 from eyas.drafters.kinds import KINDS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
+from eyas.drafters.small_lm import OTHER_NAME as SMALL_LM_TOO
 from eyas.drafters.weightless import ALONE, METHODS
 from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, UsageError
@@ -39,7 +40,7 @@ def _lookups() -> tuple[str, ...]:
 
 
 def _of_files() -> tuple[str, ...]:
-    return (*KINDS, SMALL_LM)
+    return (*KINDS, SMALL_LM, SMALL_LM_TOO)
 
 
 class Method(NamedTuple):
@@ -71,6 +72,7 @@ def read_method(text: str | None) -> Method:
             )
         return Method(False, None, text)
     kind, plus, lookup = (text or "").partition("+")
+    kind = SMALL_LM if kind == SMALL_LM_TOO else kind
     if plus and (lookup in ALONE or not (lookup == PREDICTION or lookup in METHODS)):
         raise UsageError(f"unknown method {text!r}: there is no {lookup or 'name'} to add; write one of {_hybrids()}")
     if kind and kind != SMALL_LM and kind not in KINDS:

@@ -259,8 +259,8 @@ class ModelRunner:
         """The next round's tree shape (None = a plain round), the rows it drafts for, and the seconds spent on reading.
 
         While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now; if
-        those are all rows, a controller decides. If rows are far behind, the drafter reads a few of them at a time, and
-        the others continue without drafts.
+        those are all rows, a controller decides. If rows are far behind, the drafter reads a part in each step, and
+        they continue without drafts until it has read them.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
@@ -281,10 +281,15 @@ class ModelRunner:
             self._planned_at = time.perf_counter()
             lengths = [sequence.cached for sequence in decoding]
             self.tree = tree = self.controller.plan(texts, lengths, sampled, unread)
-        if tree is not None and (reached := self._within_a_step(rows, drafting)) != drafting:
-            drafting = reached
-            seconds = self._catch_up(decoding, drafting)
-            reading, self._planned_at = reading + seconds, self._planned_at + seconds
+        if tree is not None:
+            reached = self._within_a_step(rows, drafting)
+            behind = self._behind(rows, reached)
+            if reached != drafting or any(behind):
+                seconds = self._catch_up(decoding, reached)
+                drafting = [
+                    reach and not late for reach, late in zip(reached, self._behind(rows, reached), strict=True)
+                ]
+                reading, self._planned_at = reading + seconds, self._planned_at + seconds
         return tree, drafting, reading
 
     def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
@@ -297,13 +302,23 @@ class ModelRunner:
                 reached[row], total = True, total + unread(rows[row])
         return reached
 
+    def _behind(self, rows: range, wanted: list[bool]) -> list[bool]:
+        """Which of the `wanted` rows [R] have more deferred pairs than a step reads."""
+        if self._step_tokens is None or self.drafter is None:
+            return [False] * len(rows)
+        unread = self.drafter.pairs.unread
+        return [want and unread(row) > self._step_tokens for row, want in zip(rows, wanted, strict=True)]
+
     def _catch_up(self, decoding: Sequence[SequenceState], wanted: list[bool]) -> float:
-        """Let the drafter read the deferred pairs of the `wanted` rows [R]; returns the seconds it took."""
+        """Let the drafter read the `wanted` rows' [R] deferred pairs, as many as a step has time for.
+
+        Returns the seconds it took.
+        """
         if self.drafter is None:
             return 0.0
         rows, started = slots_of(decoding), time.perf_counter()
         with _pass_of(sum(self.drafter.pairs.unread(row) for row in compress(rows, wanted))):
-            self.drafter.catch_up(rows, wanted)
+            self.drafter.catch_up(rows, wanted, self._step_tokens)
         seconds = time.perf_counter() - started
         for sequence in compress(decoding, wanted):
             sequence.stats.prefill_seconds += seconds

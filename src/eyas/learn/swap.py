@@ -298,9 +298,9 @@ class SwapDrafter(Drafter):
             given = [count * own for count, own in zip(counts, mine, strict=True)]
             (drafter.defer if deferring else drafter.observe)(rows, next_tokens, states, given)
 
-    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
         for drafter, mine in self._by_generation(rows):
-            drafter.catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
+            drafter.catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)], most)
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None

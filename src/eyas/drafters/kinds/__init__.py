@@ -23,6 +23,6 @@ KINDS: Registry[Kind] = Registry(
     "eyas.drafters",
     {module.name: f"{__name__}.{module.name}:KIND" for module in iter_modules(__path__)},
     _wrong,
-    reserved=("auto", "none", "prediction", "draft_model", "eagle3.1", "jetspec"),
+    reserved=("auto", "none", "prediction", "draft_model", "small-lm", "eagle3.1", "jetspec"),
 )
 """All drafter kinds. A file here is named after its kind; other packages' kinds are entry points `eyas.drafters`."""

@@ -2,3 +2,5 @@
 
 METHOD = "draft_model"
 """The method's name, as in vLLM."""
+OTHER_NAME = "small-lm"
+"""Another name for it, which says what it is."""

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
@@ -33,11 +34,13 @@ from eyas.runtime import inference, to_device
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.adapters import find_adapter
 from eyas.targets.native.decoder import Staged
+from eyas.targets.native.levels import Choices, Roots, beam_search
 from eyas.targets.parameters import parameter_count
 from eyas.targets.slots import Saved, SlotCache, StagedCache
 from eyas.targets.target import Target
 from eyas.targets.transformers_names import cached
 from eyas.tree import DraftTree, Frontier, TreeSpec
+from eyas.tree.draft_tree import BeamLevels
 from eyas.types import NOBODY, Owner
 from eyas.verify import Coupling
 
@@ -139,6 +142,27 @@ class SavedReading(NamedTuple):
         return len(self.tokens) - self.read
 
 
+class Guesses(NamedTuple):
+    """A draft's guesses, which are in staging columns: those that turn out right needn't be read again."""
+
+    rows: range
+    lengths: list[int]
+    """[R] the length of the text that each row's guesses follow; -1 = the row didn't draft."""
+    tokens: list[list[int]]  # [R][F] of the model's own vocabulary
+    parents: list[list[int]]  # [R][F] the column of the guess that each follows, -1 = none
+
+    def path(self, row: int, text: Sequence[int]) -> list[int]:
+        """The columns of the guesses that are the beginning of `text`."""
+        found, above = list[int](), -1
+        columns = {key: at for at, key in enumerate(zip(self.parents[row], self.tokens[row], strict=True))}
+        for token in text:
+            at = columns.get((above, token))
+            if at is None:
+                break
+            found.append(above := at)
+        return found
+
+
 class _Text(History):
     """A sequence as the model reads it: in the target's tokens, or in its own vocabulary."""
 
@@ -179,6 +203,8 @@ class SmallLmPairs(TokenPairs[_Text]):
     def resize(self, slots: int) -> None:
         super().resize(slots)
         self.cache = self._model.allocate(slots)
+        self.guesses: Guesses | None = None
+        """Those of the last draft, until it is known which are right."""
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
@@ -187,6 +213,24 @@ class SmallLmPairs(TokenPairs[_Text]):
     def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         super().begin(slot, prompt, owner, prediction)
         self.cache.truncate(slot, 0)
+        self.guesses = None
+
+    @inference
+    def append(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
+        super().append(rows, next_tokens, counts)
+        guesses, self.guesses = self.guesses, None
+        if guesses is None or guesses.rows != rows:
+            return
+        paths = list[list[int]]()
+        for row, slot in enumerate(rows):
+            read = self.cache.length(slot)
+            if guesses.lengths[row] != read:
+                paths.append([])
+                continue
+            self[slot].write()
+            # the last token is left unread: what follows it must be computed
+            paths.append(guesses.path(row, self[slot].text[read:-1]))
+        self.cache.commit(rows, paths)
 
     def unread(self, slot: int) -> int:
         return max(0, self.length(slot) - self._read(slot))
@@ -229,8 +273,12 @@ class SmallLmDrafter(HistoryDrafter):
     def __init__(self, model: Target, shared: SharedVocabulary | None = None) -> None:
         """Draft with `model`; `shared` maps its vocabulary, None if it has the target's own."""
         self.model, self.shared, self.module = model, shared, model.model
-        self._ids = torch.arange(model.vocab_size, device=model.device) if shared is None else shared.target_ids
-        self.max_fanout = len(self._ids)
+        self._choices = (
+            Choices(torch.arange(model.vocab_size, device=model.device))
+            if shared is None
+            else Choices(shared.target_ids, shared.draft_ids)
+        )
+        self.max_fanout = len(self._choices.ids)
         super().__init__(SmallLmPairs(model, shared), model.device)
 
     @inference
@@ -241,18 +289,57 @@ class SmallLmDrafter(HistoryDrafter):
         grown = [want and self._can_read(slot) for want, slot in zip(wanted, rows, strict=True)]
         if not any(grown):
             return DraftTree.empty(len(rows), self._device)
-        logits = self._read(rows, grown)
-        growth = spec.start(len(rows), self._device, None if all(grown) else grown)
-        levels, native = StagedLevels(self.model, self.pairs.cache, rows), self.model.native is not None
+        final = self._read(rows, grown)
+        lengths = [length if grows else -1 for length, grows in zip(self._lengths(rows), grown, strict=True)]
+        among = None if all(grown) else grown
+        native = self.model.native
+        if native is not None and self.model.head_is_linear:
+            search, warp = spec.search(len(rows), among), coupling.warp()
+            if search is not None and warp is not None:
+                found = beam_search(native, self.pairs.cache, rows, search, Roots(final), self._choices, warp)
+                self.pairs.guesses = Guesses(rows, lengths, *self._searched(found))
+                return search.finish(found)
+        growth = spec.start(len(rows), self._device, among)
+        levels, logits = StagedLevels(self.model, self.pairs.cache, rows), self.model.head(final).unsqueeze(1)
         for level in range(spec.depth):
             if self.shared is not None:
                 logits = logits.index_select(2, self.shared.draft_ids)
-            frontier = growth.expand(*best_children(logits, growth.fanout, coupling, level, self._ids, native))
+            best = best_children(logits, growth.fanout, coupling, level, self._choices.ids, native is not None)
+            frontier = growth.expand(*best)
             if frontier is None:
                 break
             own = frontier.tokens if self.shared is None else self.shared.own_ids[frontier.tokens]
             logits = levels.add(Frontier(own, frontier.parents))
+        self.pairs.guesses = Guesses(rows, lengths, levels.tokens.tolist(), levels.parents.tolist())
         return growth.tree()
+
+    def _searched(self, found: BeamLevels) -> tuple[list[list[int]], list[list[int]]]:
+        """The tokens and parents of the guesses [R][F] that a beam search has run, as in `Guesses`."""
+        rows, levels, width = found.beams.shape
+        level = np.arange(levels)[:, None]
+        starts = np.cumsum([0, *found.sizes])[:levels, None]  # of the levels' candidates
+        tokens = np.take_along_axis(found.tokens, (found.beams + starts).reshape(rows, -1), axis=1)
+        parents = np.where(level > 0, found.beams // width + (level - 1) * width, -1).reshape(rows, -1)
+        if self.shared is not None:
+            tokens = self.shared.own_ids[torch.from_numpy(tokens)].numpy()
+        return tokens.tolist(), parents.tolist()
+
+    def _lengths(self, rows: range) -> list[int]:
+        return self.pairs.cache.lengths[rows.start : rows.stop]
+
+    @inference
+    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
+        """Read long unread texts of the `wanted` rows; short ones are read in the pass that begins their next draft."""
+        for slot, want in zip(rows, wanted, strict=True):
+            if want and self._can_read(slot):
+                unread = self.pairs[slot].text[self.pairs.cache.length(slot) :]
+                if len(unread) > _TOGETHER:
+                    self._prefill(slot, unread[: None if most is None else most + 1])
+
+    def _prefill(self, slot: int, text: Sequence[int]) -> None:
+        """Read all of a slot's next `text` but its last token."""
+        for _ in self.model.prefill(self.pairs.cache, range(slot, slot + 1), [text], ()):
+            pass
 
     def _can_read(self, slot: int) -> bool:
         """Whether a slot has text, and it fits the model's context."""
@@ -261,7 +348,7 @@ class SmallLmDrafter(HistoryDrafter):
         return bool(history.text) and (longest is None or len(history.text) < longest)
 
     def _read(self, rows: range, wanted: Sequence[bool]) -> Tensor:
-        """Read all unread text of the `wanted` rows [R]; returns the logits [R, 1, V] of what follows."""
+        """Read all unread text of the `wanted` rows [R]; returns the last token's final states [R, H]."""
         cache, unread = self.pairs.cache, list[list[int]]()
         for slot, want in zip(rows, wanted, strict=True):
             if not want:
@@ -271,15 +358,14 @@ class SmallLmDrafter(HistoryDrafter):
             cache.truncate(slot, len(text) - 1)  # the last token's logits are needed
             rest = text[cache.length(slot) :]
             if len(rest) > _TOGETHER:
-                for _ in self.model.prefill(cache, range(slot, slot + 1), [rest], ()):
-                    pass  # reads all but the last token
+                self._prefill(slot, rest)
                 rest = rest[-1:]
             unread.append(rest)
         # a chunk ends with the token after it, which isn't read: here it is unknown, so 0 stands in
         chunk = self.model.prefill_chunk(cache, rows, [[*rest, 0] for rest in unread], ())
         last = torch.tensor([max(0, len(rest) - 1) for rest in unread], device=self._device)
         steps = torch.arange(len(rows), device=self._device)
-        return self.model.head(chunk.final[steps, last]).unsqueeze(1)
+        return chunk.final[steps, last]
 
 
 _LOG = logging.getLogger("eyas")
@@ -364,7 +450,10 @@ class StagedLevels:
         self._start = cache.start(rows)
         self._above = -1  # the staged column of the first node of the level above
         none = torch.empty(len(rows), 0, dtype=torch.int64, device=target.device)
-        self._parents = none  # [R, F] the staged column that each guess follows, -1 = none
+        self.tokens = none
+        """[R, F] the guesses."""
+        self.parents = none
+        """[R, F] the staged column that each guess follows, -1 = none."""
         self._positions = none  # [R, F], where modules are run
         self._seen = torch.empty(
             len(rows), 1, 0, dtype=torch.bool, device=target.device
@@ -373,8 +462,9 @@ class StagedLevels:
     @inference
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, V] of what follows them."""
-        first, width = self._parents.shape[1], frontier.tokens.shape[1]
-        self._parents = torch.cat((self._parents, frontier.parents + self._above), dim=1)
+        first, width = self.parents.shape[1], frontier.tokens.shape[1]
+        self.tokens = torch.cat((self.tokens, frontier.tokens), dim=1)
+        self.parents = torch.cat((self.parents, frontier.parents + self._above), dim=1)
         self._cache.reserve(self._start + first + width, first)
         logits = self._native(frontier, first) if self._target.native is not None else self._modules(frontier, first)
         self._above = first
@@ -384,7 +474,7 @@ class StagedLevels:
         target, tokens = self._target, frontier.tokens
         assert target.native is not None
         lengths = self._cache.lengths[self._rows.start : self._rows.stop]
-        where = Staged(self._rows, tokens.shape[1], None, lengths, self._parents, first)
+        where = Staged(self._rows, tokens.shape[1], None, lengths, self.parents, first)
         done = target.native.run(self._cache, where, tokens, logits=True)
         out: Tensor = target.finish(done.logits)
         return out.view(*tokens.shape, -1)

@@ -39,7 +39,7 @@ METHODS: Registry[MakeMethod] = Registry(
     "eyas.methods",
     {module.name: f"{__name__}.{module.name}:make" for module in iter_modules(__path__)},
     _wrong,
-    reserved=("auto", "none", "prediction", "draft_model", *KINDS.own),
+    reserved=("auto", "none", "prediction", "draft_model", "small-lm", *KINDS.own),
 )
 """All methods that need no files. Other packages' methods are entry points `eyas.methods`."""
 ALONE = frozenset({"lookahead"})

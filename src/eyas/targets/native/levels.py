@@ -6,6 +6,7 @@ Shapes: R rows, W nodes of a level, S columns staged so far, V outputs of the he
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,46 +63,73 @@ class NativeLevels:
         assert done.final is not None
         return self._head(done.final.view(shape))
 
-    def _first(self, states: Tensor) -> int:
-        """The address of the first row's `states`."""
-        return states.data_ptr() + self._rows.start * states.shape[1] * states.element_size()
+    def _of_rows(self, states: Tensor) -> Tensor:
+        return states[self._rows.start : self._rows.stop]
 
     @property
     def can_search(self) -> bool:
         """Whether the decoder has a head, which a beam search needs."""
         return bool(self._decoder.outputs)
 
-    @inference
     def search(self, search: BeamSearch, ids: Tensor, warp: Warp) -> BeamLevels:
         """Run all levels of a beam search in one call, instead of `first`, `add` and the growth of the tree.
 
         `ids` [V] are the target's tokens. IndexError for a token without embedding.
         """
-        rows, depth, width = len(self._rows), search.depth, search.width
-        children, staged = width + (depth - 1) * width * width, (depth - 1) * width
-        tokens, parents = np.empty((2, rows, children), np.int64)
-        scores, logprobs = np.empty((2, rows, children), np.float32)
-        most = 0 if search.prices is None else len(search.prices)
-        beams, chosen = np.empty((rows, depth - 1, width), np.int64), np.empty(1 + 3 * most, np.int64)
-        chosen_logprobs = np.empty(most + 1, np.float32)
-        given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
-        self._cache.reserve(max(self._lengths) + staged)
-        fed, normed = self._last
-        beam = Beam(
-            rows, depth, width, self._first(normed), self._first(fed), *map(address, (ids, *warp)),
-            *(array if array is None else array.ctypes.data for array in given), search.least,
-            *(array.ctypes.data for array in made),
-            None if search.prices is None else search.prices.ctypes.data, search.calibration, most,
-            chosen.ctypes.data, chosen_logprobs.ctypes.data,
-        )  # fmt: skip
-        levels = self._decoder.search(self._cache, self._rows, staged, beam)
-        sizes = [width, *[width * width] * (levels - 1)]
-        nodes = None
-        if search.prices is not None:
-            count = int(chosen[0])
-            numbers = chosen[1 : 1 + 3 * count].reshape(3, count)
-            nodes = ChosenNodes(numbers, chosen_logprobs[:count], float(chosen_logprobs[most]))
-        found = slice(None), slice(sum(sizes))
-        return BeamLevels(
-            sizes, tokens[found], parents[found], scores[found], logprobs[found], beams[:, : levels - 1], nodes
-        )
+        fed, normed = map(self._of_rows, self._last)
+        return beam_search(self._decoder, self._cache, self._rows, search, Roots(normed, fed), Choices(ids), warp)
+
+
+class Roots(NamedTuple):
+    """The states that a beam search begins with."""
+
+    normed: Tensor  # [R, H] contiguous, in the model's dtype, after the final norm: the head reads them
+    fed: Tensor | None = None  # [R, H] contiguous, float32: what the first guesses continue; None = only their texts
+
+
+class Choices(NamedTuple):
+    """The tokens that can be drafted."""
+
+    ids: Tensor  # [V] the target's tokens
+    outputs: Tensor | None = None
+    """[V] the head's output for each, which is also the token that is fed back; None = each output stands for one of
+    `ids`, which are fed back."""
+
+
+@inference
+def beam_search(
+    decoder: NativeDecoder, cache: SlotCache, rows: range, search: BeamSearch, roots: Roots, choices: Choices,
+    warp: Warp,
+) -> BeamLevels:  # fmt: skip
+    """Run all levels of a beam search below the committed columns of `rows` in one call.
+
+    Guesses stay in staging columns: level l's node i in column l * `search.width` + i. IndexError for a token without
+    embedding.
+    """
+    depth, width = search.depth, search.width
+    children, staged = width + (depth - 1) * width * width, (depth - 1) * width
+    tokens, parents = np.empty((2, len(rows), children), np.int64)
+    scores, logprobs = np.empty((2, len(rows), children), np.float32)
+    most = 0 if search.prices is None else len(search.prices)
+    beams, chosen = np.empty((len(rows), depth - 1, width), np.int64), np.empty(1 + 3 * most, np.int64)
+    chosen_logprobs = np.empty(most + 1, np.float32)
+    given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
+    cache.reserve(cache.start(rows) + staged)
+    beam = Beam(
+        len(rows), depth, width, *map(address, roots), *map(address, choices), len(choices.ids), *map(address, warp),
+        *(array if array is None else array.ctypes.data for array in given), search.least,
+        *(array.ctypes.data for array in made),
+        None if search.prices is None else search.prices.ctypes.data, search.calibration, most,
+        chosen.ctypes.data, chosen_logprobs.ctypes.data,
+    )  # fmt: skip
+    levels = decoder.search(cache, rows, staged, beam)
+    sizes = [width, *[width * width] * (levels - 1)]
+    nodes = None
+    if search.prices is not None:
+        count = int(chosen[0])
+        numbers = chosen[1 : 1 + 3 * count].reshape(3, count)
+        nodes = ChosenNodes(numbers, chosen_logprobs[:count], float(chosen_logprobs[most]))
+    found = slice(None), slice(sum(sizes))
+    return BeamLevels(
+        sizes, tokens[found], parents[found], scores[found], logprobs[found], beams[:, : levels - 1], nodes
+    )

@@ -194,8 +194,10 @@ struct Pass {
 struct Beam {                            // a beam search, see beam.h
     int64_t rows, depth, width;          // R, D, K
     const char* normed;                  // [R, H] the roots' states after the final norm, which the head reads first
-    const float* fed;                    // [R, H] the states that are fed back to the first level's guesses
-    const int64_t* ids;                  // [V] the target's token for each output of the head
+    const float* fed;                    // [R, H] the states fed back to the first level's guesses; null for a language model
+    const int64_t* ids;                  // [V] the target's token for each choice
+    const int64_t* outputs;              // [V] the head's output for each choice, which is also the token fed; null = all of
+    int64_t choices;                     // the head's, and `ids` are fed. V, the number of choices
     const float *divisors, *scales;      // [R] what logits are divided by; what multiplies the noise added; null = none
     const int64_t *seeds, *positions;    // [R] of the noise
     const float* worth;                  // [groups, 2, BINS] of best children, and of others; null = their log-probability

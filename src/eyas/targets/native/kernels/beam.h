@@ -4,7 +4,9 @@
 // what its steps are worth: their log-probability, or the logarithm of the rate at which such steps are accepted. This is
 // the search of eyas/tree/shared.py, in the same arithmetic.
 //
-// Shapes: R rows, D levels, W beam nodes, K children of each, V draft vocabulary, H draft hidden, M candidates of a row.
+// Guesses continue the states of those above them, or, in a language model, only their texts.
+//
+// Shapes: R rows, D levels, W beam nodes, K children of each, V choices, H draft hidden, M candidates of a row.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +27,12 @@ constexpr float FINENESS = 10.0f, TIE_BREAK = 1e-4f;
 
 inline int64_t children_of(const Beam& beam) { return beam.width + (beam.depth - 1) * beam.width * beam.width; }
 
-// The best children of a level's nodes, from logits [R * W, V]: their log-probabilities and tokens [R * W, K].
+// The best children of a level's nodes, from logits [R * W, outputs]: their log-probabilities and choices [R * W, K].
 template <class T>
-void best_children(const Beam& beam, const T* logits, int64_t size, int64_t level, int64_t nodes, int64_t threads,
+void best_children(const Beam& beam, const T* logits, int64_t outputs, int64_t level, int64_t nodes, int64_t threads,
                    float* scores, int64_t* found) {
     Region region(threads);
+    const int64_t size = beam.choices;
     const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE;
     std::vector<float> noise(beam.scales ? beam.rows * size : 0);
     region.share(beam.scales ? beam.rows * pieces : 0, 1, [&](int64_t unit, int64_t) {
@@ -40,17 +43,17 @@ void best_children(const Beam& beam, const T* logits, int64_t size, int64_t leve
     Own<std::vector<float>> warped;
     region.share(beam.rows * nodes, 1, [&](int64_t t, int64_t) {
         const int64_t row = t / nodes;
-        const T* own = logits + t * size;
+        const T* own = logits + t * outputs;
         float* to_scores = scores + t * beam.width;
         int64_t* to_found = found + t * beam.width;
-        if (!beam.divisors && !beam.scales) return guess(own, size, beam.ids, beam.width, to_scores, to_found);
+        if (!beam.divisors && !beam.scales && !beam.outputs) return guess(own, size, nullptr, beam.width, to_scores, to_found);
         std::vector<float>& values = warped.mine(size);
         const float divisor = beam.divisors ? beam.divisors[row] : 1.0f, scale = beam.scales ? beam.scales[row] : 0.0f;
         for (int64_t i = 0; i < size; i++) {
-            values[i] = wide(own[i]) / divisor;
+            values[i] = wide(own[beam.outputs ? beam.outputs[i] : i]) / divisor;
             if (beam.scales) values[i] += noise[row * size + i] * scale;
         }
-        guess(values.data(), size, beam.ids, beam.width, to_scores, to_found);
+        guess(values.data(), size, nullptr, beam.width, to_scores, to_found);
     });
 }
 
@@ -136,7 +139,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
                 const float own = std::min(step[row * offered + i], 0.0f);
                 scores[i] = score[node] + worth_of(beam, row, own, i % width > 0);
                 logprobs[i] = logprob[node] + own;
-                beam.tokens[row * all + begun + i] = found[row * offered + i];
+                beam.tokens[row * all + begun + i] = beam.ids[found[row * offered + i]];
                 beam.parents[row * all + begun + i] = index[node];
             }
             if (level + 1 == beam.depth) continue;
@@ -149,7 +152,8 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
                 const int64_t best = order[i], node = row * width + i;
                 beam.beams[row * (beam.depth - 1) * width + level * width + i] = best;
                 score[node] = scores[best], logprob[node] = logprobs[best], index[node] = begun + best;
-                const int64_t token = frontier[row * next + i] = found[row * offered + best];
+                const int64_t choice = found[row * offered + best];
+                const int64_t token = frontier[row * next + i] = (beam.outputs ? beam.outputs : beam.ids)[choice];
                 if (token < 0 || token >= d.embeddings) return 0;
                 parents[row * columns + staged + i] = best / width + (level ? staged - nodes : -1);
             }
@@ -165,7 +169,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
         pass.tokens = rows * next, pass.columns = next, pass.ids = frontier.data();
         pass.parents = parents.data(), pass.parents_row = columns;
         pass.before = staged, pass.most = longest + staged + next;
-        pass.x = states[level % 2].data(), pass.above = above, pass.above_count = nodes;
+        pass.x = states[level % 2].data(), pass.above = beam.fed ? above : nullptr, pass.above_count = nodes;
         pass.above_first = level ? staged - nodes : -1;
         pass.logits = reinterpret_cast<char*>(logits.data()), pass.scratch = scratch.data();
         DecoderRun<T>(d, pass).run();
