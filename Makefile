@@ -100,7 +100,7 @@ clients: install
 
 # work shared by several machines, each a separate Ray node on this one; Ray's environment is made under .ray
 ray: .ray/.installed
-	HF_HUB_OFFLINE=1 .ray/bin/python -m pytest -m slow -rA tests/cluster
+	HF_HUB_OFFLINE=1 .ray/bin/python -m pytest -m slow -rA tests/labs/cluster
 
 .ray/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .ray

@@ -17,7 +17,7 @@ from benchmarks.harness import script
 from benchmarks.pages import insert, markdown
 from eyas.bench.offline.report import training_words
 from eyas.files import write_text
-from eyas.sweep.trial import format_value, short_key
+from eyas.labs.sweep.trial import format_value, short_key
 
 RESULTS = Path(__file__).parent / "results"
 _TREES = 10

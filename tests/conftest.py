@@ -21,7 +21,7 @@ settings.register_profile("eyas", deadline=None, max_examples=60)
 settings.load_profile("eyas")
 
 LONG = (
-    "assets/test_smollm2.py", "learn/test_cycle.py", "recipes/test_real_models.py", "toy/test_demo_pair.py",
+    "assets/test_smollm2.py", "labs/learn/test_cycle.py", "recipes/test_real_models.py", "toy/test_demo_pair.py",
     "train/loop/test_processes.py", "verify/test_distribution.py",
 )  # fmt: skip
 

@@ -23,8 +23,8 @@ from typer.core import TyperGroup
 from eyas.cli.common.options import parse_final, parse_taps
 from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.config import load_config
+from eyas.labs.sweep.search import SweepConfig
 from eyas.recipes import SWEEPS, find_recipe
-from eyas.sweep.search import SweepConfig
 from eyas.train.recipe import load_recipe
 from eyas.tree import is_auto, parse_tree
 

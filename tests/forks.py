@@ -34,7 +34,7 @@ class Fork:
     ) -> None:
         _CONTEXT.set_forkserver_preload(
             ["transformers.models.llama.modeling_llama", "eyas.cli.app", "eyas.engine", "eyas.serve.run",
-             "eyas.sweep.sweep", "eyas.data.capture", "eyas.data.regenerate", "eyas.train.drafter.train"]
+             "eyas.labs.sweep.sweep", "eyas.data.capture", "eyas.data.regenerate", "eyas.train.drafter.train"]
         )  # fmt: skip
         asked = {
             "ARGUMENTS": [str(argument) for argument in arguments],

@@ -20,8 +20,8 @@ import eyas
 from eyas.cli.common.aliases import REFUSED
 from eyas.cli.common.verb import described
 from eyas.config import validated
+from eyas.labs.sweep.search import SweepConfig
 from eyas.plugins import WHAT as GROUPS_OF_PLUGINS
-from eyas.sweep.search import SweepConfig
 from eyas.targets import load_target
 from eyas.train.recipe import Recipe
 

@@ -452,23 +452,23 @@ def test_hashes_go_by_content(tmp_path: Path) -> None:
 
 SOURCE = Path(__file__).parents[1] / "src" / "eyas"
 WRITING = {
-    "bench/accuracy/jail.py": {"open"},  # /dev/null and the like, inside the sandbox
-    "bench/accuracy/sandbox.py": {"TemporaryFile", "TemporaryDirectory"},  # what a program prints, where it runs
+    "labs/sandbox/jail.py": {"open"},  # /dev/null and the like, inside the sandbox
+    "labs/sandbox/sandbox.py": {"TemporaryFile", "TemporaryDirectory"},  # what a program prints, where it runs
     "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names
     "cli/decode/chat.py": {"open a"},  # a conversation is added to the end of a file of chats
     "gguf_target.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
     # object files, and the hash behind a library, before it becomes visible
     "targets/native/builds.py": {"TemporaryDirectory", "open ab"},
-    "other_engines/workers.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
+    "labs/other_engine.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
     "data/capture/connector.py": {"flock"},  # waits until vLLM has written a file
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off
     "data/regenerate/endpoint.py": {"open wb"},  # of StagedFiles
     # an event is a line in one write; a generation is made in a folder that becomes visible when it is complete
-    "learn/folder.py": {"open", "copytree", "write_text", "touch"},
+    "labs/learn/folder.py": {"open", "copytree", "write_text", "touch"},
     "drafters/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
     "interop/export/export.py": {"GGUFWriter"},  # likewise
-    "sweep/trial.py": {"open ab"},  # the log of a trial's process
+    "labs/sweep/trial.py": {"open ab"},  # the log of a trial's process
     "train/lm/lm.py": {"save_pretrained"},  # likewise
     "train/loop/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
     "urls.py": {"TemporaryDirectory", "replace"},  # a URL's files on their way to and from local ones

@@ -200,10 +200,16 @@ def test_a_lookup_that_cannot_be_combined_is_said_not_to(tmp_path: Path) -> None
             make_drafter(DrafterOptions(source=tmp_path, method="+alone"), tiny.target())
 
 
+def test_a_feature_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="--fly isn't part of this installation: it needs the feature 'wings'"):
+        plugins.feature("wings", "--fly")
+    assert plugins.feature("cluster", "--on").__name__ == "RayExecutor"
+
+
 def test_labs_are_in_their_own_file() -> None:
     """Whatever was installed when, a checkout finds the labs that it has."""
     labs = [plugin for found in plugins.installed().values() for plugin in found if plugin.package == plugins.EYAS]
-    assert {plugin.name for plugin in labs} >= {"domino", "xpress", "lilicorr", "sweep"}
+    assert {plugin.name for plugin in labs} >= {"domino", "xpress", "lilicorr", "sweep", "learn", "cluster"}
     for plugin in labs:
         assert plugin.module.startswith("eyas.labs.")
         assert plugin.group == "eyas.recipes" or plugin.load() is not None

@@ -9,6 +9,7 @@ A package adds something by an entry point in its metadata, a name and where the
 | `eyas.trees` | the shape in `--tree SHAPE:ARGUMENTS` | a `MakeTree` (`eyas.tree.spec`) |
 | `eyas.verbs` | the command after `eyas` | a function, or a module with `VERBS` (`eyas.cli.app`) |
 | `eyas.recipes` | anything | a package, whose folder holds recipes (`eyas.recipes`) |
+| `eyas.features` | what a core command offers: `cluster`, ... | a callable with the protocol of that feature |
 
 A `Registry` holds eyas's own things and those of other packages alike. Nothing is imported before it is asked for by
 name, and other packages' metadata isn't read for a name of eyas's own. Experimental parts of eyas (`eyas.labs`) come
@@ -27,13 +28,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from eyas.errors import PluginError
+from eyas.errors import PluginError, UsageError
 
 _LOG = logging.getLogger("eyas")
 
 WHAT = {
     "eyas.drafters": "drafter kind", "eyas.methods": "method", "eyas.trees": "tree shape", "eyas.verbs": "verb",
-    "eyas.recipes": "folder of recipes",
+    "eyas.recipes": "folder of recipes", "eyas.features": "feature",
 }  # fmt: skip
 """Group of entry points -> what it holds, in words."""
 LABS = Path(__file__).parent / "labs"
@@ -227,6 +228,20 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 yield self[name]
             except PluginError as error:
                 warn_once(str(error))
+
+
+FEATURES: Registry[Callable[..., Any]] = Registry(
+    "eyas.features", {}, lambda _, found: None if callable(found) else f"it is a {type(found).__name__}, not callable"
+)
+"""What the core offers without having it: sharing work (`cluster`), and the like."""
+
+
+def feature(name: str, offered: str) -> Callable[..., Any]:
+    """The feature of this name. Raises UsageError that says what isn't there, `offered`, if there is none."""
+    found = FEATURES.get(name)
+    if found is None:
+        raise UsageError(f"{offered} isn't part of this installation: it needs the feature {name!r} of eyas's labs")
+    return found
 
 
 @cache

@@ -138,8 +138,8 @@ def test_interrupted_answering_goes_on() -> None:
 
 def test_a_sweep_knows_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.config import load_config
-    from eyas.sweep.search import SweepConfig
-    from eyas.sweep.sweep import Sweep
+    from eyas.labs.sweep.search import SweepConfig
+    from eyas.labs.sweep.sweep import Sweep
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a trial is trained again")

@@ -46,7 +46,6 @@ VERBS: Registry[Verb | ModuleType] = Registry(
         "train": "eyas.cli.train.train:train",
         "cache": "eyas.cli.cache:cache",
         "data": "eyas.cli.data.verbs",
-        "learn": "eyas.cli.learn.verbs",
         "bench": "eyas.cli.bench.verbs",
     },
     _wrong,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.accuracy.sandbox import ProgramOutcome, Sandbox
-from eyas.bench.accuracy.tasks import PASS_AT_1, FunctionWriting, program_of
+from eyas.bench.accuracy.tasks import PASS_AT_1, FunctionWriting, ProgramOutcome, program_of
 from eyas.errors import DataError, UsageError
+from eyas.labs.sandbox.sandbox import Sandbox
 
 from ...pairs import write_rows
 

@@ -11,11 +11,11 @@ import pytest
 from eyas.bench.offline import runner, workers
 from eyas.bench.offline.runner import PLAIN, GroupRun, Plan, Task, measure
 from eyas.bench.offline.workers import CrewMeasure, GroupWorker
-from eyas.cluster.crew import Crew
+from eyas.labs.cluster.crew import Crew
 from eyas.text.prompts import PromptRow
 from eyas.types import SamplingParams, Stats
 
-from ...cluster.fake import FakeExecutor
+from ...labs.cluster.fake import FakeExecutor
 
 NAMES: Any = {PLAIN: PLAIN, "one": "one", "two": "two"}
 PARAMS = SamplingParams(max_tokens=8)

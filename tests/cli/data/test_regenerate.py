@@ -18,8 +18,8 @@ from eyas.cli.data import regenerate as answerers
 from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 
-from ...cluster.fake import FakeExecutor
 from ...data.regenerate.fake_endpoint import Said, completion, echo, endpoint
+from ...labs.cluster.fake import FakeExecutor
 from ...pairs import Pair
 from ..conftest import Run
 
@@ -230,7 +230,7 @@ def test_workers_with_servers_of_their_own(
 ) -> None:
     """The command is vLLM's; what it starts here is a script that understands it."""
     executor = FakeExecutor(room=1)
-    monkeypatch.setattr(ClusterOptions, "executor", lambda _: nullcontext(executor))
+    monkeypatch.setattr(ClusterOptions, "connected", lambda _: nullcontext(executor))
     script = f"{sys.executable} {SERVER}"
     words = ("data", "regenerate", "--model", "m", "--chats", chats, "--on", "ray", "--engine", "vllm")
     done = run(

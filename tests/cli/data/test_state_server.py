@@ -20,8 +20,8 @@ from eyas.targets import load_target
 from eyas.text.chats import exchange, write_chats
 
 from ... import pairs
-from ...cluster.fake import FakeExecutor
 from ...data.capture.connector_server import ConnectorServer
+from ...labs.cluster.fake import FakeExecutor
 from ..conftest import Run
 
 COMMAND = ("--engine", "vllm", "--engine-command", "true serve")
@@ -118,7 +118,7 @@ def test_a_dry_run_measures_the_server(run: Run, words: tuple[Any, ...], tmp_pat
 def test_workers_start_their_own(
     run: Run, words: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ClusterOptions, "executor", lambda _: nullcontext(FakeExecutor(room=2)))
+    monkeypatch.setattr(ClusterOptions, "connected", lambda _: nullcontext(FakeExecutor(room=2)))
     done = run(*words, tmp_path / "store", *COMMAND, "--on", "ray")
     assert done.exit_code == 0, done.output
     assert len(StandIn.lines) == 2

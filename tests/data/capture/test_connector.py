@@ -20,7 +20,7 @@ from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.target import EmbeddingAndHead, FinalNorm
 
 from ... import tiny
-from ...cluster.fake import FakeExecutor
+from ...labs.cluster.fake import FakeExecutor
 from ..store.conftest import captured, prepare
 from .connector_server import VERSION, ConnectorServer
 

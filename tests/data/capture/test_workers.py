@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from eyas.cluster import worker
 from eyas.data.capture import workers
 from eyas.data.capture.capture import captured_target
 from eyas.data.capture.workers import CaptureWorker, CaptureWorkerMaker, capture_on
 from eyas.data.store.manifest import CaptureSettings, Manifest
 from eyas.errors import ClusterError, StoreError
+from eyas.labs.cluster import worker
 from eyas.targets import Target
 
 from ... import tiny
-from ...cluster.fake import FakeExecutor
+from ...labs.cluster.fake import FakeExecutor
 from ...toy.pair import TOY_TARGET
 from ..store.conftest import captured, prepare
 

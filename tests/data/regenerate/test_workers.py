@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from eyas.cluster import worker
-from eyas.cluster.crew import Crew
 from eyas.data.regenerate import Answer, Reply, RewriteRule, regenerate
 from eyas.data.regenerate.journal import Take, unanswered
 from eyas.data.regenerate.workers import AnswererWorker, CrewAnswerer
+from eyas.labs.cluster import worker
+from eyas.labs.cluster.crew import Crew
 from eyas.text.chats import Chat, Message, write_chats
 
-from ...cluster.fake import FakeExecutor
+from ...labs.cluster.fake import FakeExecutor
 
 
 class Echo:

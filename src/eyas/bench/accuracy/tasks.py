@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol
 
-from eyas.bench.accuracy.sandbox import ProgramOutcome, Sandbox
 from eyas.errors import DataError, UsageError
 from eyas.files import json_lines
 from eyas.text.prompts import PromptRow
@@ -88,6 +87,30 @@ def _as_turns(messages: Any, where: str) -> dict[str, Any]:
     if [role for role, _ in texts] != ["user", "assistant"]:
         raise DataError(f"{where}: messages: a problem is one question of a user and one answer of the assistant")
     return {"turns": [texts[0][1]], "reference": [texts[1][1]]}
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """How a program ended."""
+
+    outcome: Literal["passed", "failed", "ended early", "timed out", "killed"]
+    detail: str = ""
+    """The error, the signal, or what the program did instead of running to its end."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran to its end without an error."""
+        return self.outcome == "passed"
+
+
+class Sandbox(Protocol):
+    """Contains programs that a model wrote. The feature `sandbox` makes one, or raises UsageError if none can be."""
+
+    def describe(self) -> str:
+        """Say in one sentence what contains programs here."""
+
+    def run(self, program: str) -> ProgramOutcome:
+        """Run a program to its end or until its time is up; nothing that it started outlives this call."""
 
 
 class AccuracyTask(ABC):

@@ -26,8 +26,6 @@ from eyas.bench.offline.runner import (
     interleaved,
     run_group,
 )
-from eyas.cluster.crew import Crew
-from eyas.cluster.worker import Key, Take, Unit, UnitReport
 from eyas.drafters.base import Drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
@@ -36,6 +34,7 @@ from eyas.runtime import taken_by_others
 from eyas.session import Session
 from eyas.targets.fingerprint import fingerprint
 from eyas.types import SamplingParams
+from eyas.work import Crew, Key, Take, Unit, UnitReport
 
 MakeEngine = Callable[[str], Engine]
 """Makes a worker's engine for a method, by its name."""

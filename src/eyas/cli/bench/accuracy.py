@@ -31,12 +31,12 @@ from eyas.cli.common.verb import FAILURE, Given
 from eyas.drafters.options import check_source, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
+from eyas.plugins import feature
 from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.bench.accuracy.compare import AnswerProblems, MethodAccuracy
-    from eyas.bench.accuracy.sandbox import Sandbox
-    from eyas.bench.accuracy.tasks import AccuracyTask
+    from eyas.bench.accuracy.tasks import AccuracyTask, Sandbox
     from eyas.drafters.options import DrafterOptions
     from eyas.engine import Engine
     from eyas.session import Session
@@ -186,9 +186,7 @@ def _sandbox(execute: bool, tasks: Sequence[str]) -> Sandbox | None:
         return None
     if not any(text.startswith(f"{_CODE}=") for text in tasks):
         raise UsageError(f"--execute is about code: give --task {_CODE}=FILE, or leave it out")
-    from eyas.bench.accuracy.sandbox import Sandbox
-
-    sandbox = Sandbox()
+    sandbox: Sandbox = feature("sandbox", "--execute")()
     note(f"note: {sandbox.describe()}")
     return sandbox
 

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from eyas.cli.common.display import note
 from eyas.cli.common.measuring import check_output
 from eyas.errors import DataError
+from eyas.plugins import feature
 
 if TYPE_CHECKING:
     from eyas.bench.offline.trees import TrainingRun
@@ -61,7 +62,6 @@ def report(
     from eyas.bench.report import page
     from eyas.data.chats.folder import read_report
     from eyas.files import write_text
-    from eyas.sweep.report import sweep_section
 
     trained = TrainingRun(run)
     checkpoints = _optional(run / "bench" / "checkpoints.json")
@@ -89,7 +89,7 @@ def report(
     if served is not None:
         sections.append(page.concurrency_section(served))
     if sweep is not None:
-        sections.append(sweep_section(_read(sweep)))
+        sections.append(feature("sweep_section", "--sweep")(_read(sweep)))
     if accuracy is not None:
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]

@@ -1,8 +1,9 @@
-"""Options of verbs that can share their work among machines, and the executor that they describe."""
+"""Options of verbs that can share their work among machines, and the cluster that they describe."""
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.errors import UsageError
+from eyas.plugins import feature
 from eyas.urls import is_url
 
 if TYPE_CHECKING:
-    from eyas.cluster.on_ray import RayExecutor
+    from eyas.work import Cluster, ConnectCluster
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,6 @@ class ClusterOptions:
 
         `folders` are read and written by all machines.
         """
-        from eyas.cluster.crew import parse_on
-
         given = [option_name(name) for name, value in vars(self).items() if value is not None and name != "on"]
         if self.on is None:
             if given:
@@ -57,11 +57,21 @@ class ClusterOptions:
                 raise UsageError(f"{folder} is a URL: give a folder that all machines share, such as a mounted bucket")
         return True
 
-    def executor(self) -> AbstractContextManager[RayExecutor]:
-        """The workers' executor, connected to the cluster."""
-        from eyas.cluster.crew import ClusterConfig, parse_on
-        from eyas.cluster.on_ray import RayExecutor
+    def connected(self) -> AbstractContextManager[Cluster]:
+        """The cluster, connected for a block. Raises UsageError if it can't be reached."""
+        from eyas.work import ClusterConfig
 
         assert self.on is not None
+        connect: ConnectCluster = feature("cluster", "--on")
         cpus = self.cpus_per_worker or 1
-        return RayExecutor(ClusterConfig(address=parse_on(self.on), cpus=cpus, gpus=self.gpus_per_worker))
+        return connect(ClusterConfig(address=parse_on(self.on), cpus=cpus, gpus=self.gpus_per_worker))
+
+
+def parse_on(text: str) -> str | None:
+    """The address in `ray[:ADDRESS]`. Raises UsageError for anything else."""
+    kind, colon, address = text.partition(":")
+    if kind != "ray" or (colon and not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address)):
+        raise UsageError(
+            f"--on {text}: write ray, or ray:ADDRESS, where ADDRESS is auto or the HOST:PORT of a Ray cluster"
+        )
+    return address or None

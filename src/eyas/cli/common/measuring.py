@@ -57,10 +57,9 @@ def settings_of(
 def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -> Iterator[CrewMeasure]:
     """Yield the measuring function of a cluster's workers. Raises ClusterError if their model isn't `target`."""
     from eyas.bench.offline.workers import CrewMeasure
-    from eyas.cluster.crew import Crew
     from eyas.targets.fingerprint import fingerprint
 
-    with cluster.executor() as executor, Crew(executor, make, workers=cluster.workers, ahead=1) as crew:
+    with cluster.connected() as machines, machines.crew(make, workers=cluster.workers, ahead=1) as crew:
         found = dict(crew.identity())
         if found.pop("target") != fingerprint(target.model):
             name = make.target.model

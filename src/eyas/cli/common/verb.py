@@ -24,7 +24,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from textwrap import indent, wrap
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -33,6 +33,7 @@ from eyas.assets import SMOLLM2
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
 from eyas.errors import VALUE_ERROR, EyasError, StoppedError, UsageError
 from eyas.gguf_target import GGUF_SUFFIX
+from eyas.plugins import FEATURES
 from eyas.runtime import LOADING
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
@@ -56,6 +57,15 @@ TITLES = (
 )  # fmt: skip
 """The order of titles in `--help`; all other titles come where the empty one is."""
 _ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer gets it from
+
+
+class Feature(NamedTuple):
+    """In a parameter's annotation: its group of options is a plug-in, the feature of this name; None if there is none.
+
+    Such as `learns: Annotated[LearnGroup | None, Feature("learn")]`.
+    """
+
+    name: str
 
 
 class Given(frozenset[str]):
@@ -187,12 +197,15 @@ class Spread:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._groups: dict[str, type[Any]] = {}
         self._given: str | None = None
+        self._absent: list[str] = []
         parameters: list[Parameter] = []
         # not get_type_hints, which before Python 3.11 wraps the hint of a parameter that defaults to None
         for name, parameter in signature(function, eval_str=True).parameters.items():
-            hint = parameter.annotation
+            hint = _plugged(parameter.annotation)
             if hint is Given:
                 self._given = name
+            elif hint is None:
+                self._absent.append(name)
             elif isinstance(hint, type) and is_dataclass(hint):
                 self._groups[name] = hint
                 parameters += _options(hint)
@@ -232,7 +245,8 @@ class Spread:
             name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
             for name, group in self._groups.items()
         }
-        return rest | groups | ({} if self._given is None else {self._given: Given(named)})
+        given_names = {} if self._given is None else {self._given: Given(named)}
+        return rest | groups | dict.fromkeys(self._absent) | given_names
 
 
 def _resolve(aliases: Aliases, values: dict[str, Any], given: set[str]) -> None:
@@ -282,6 +296,12 @@ def _default(field: Field[Any]) -> Any:
     if field.default is not MISSING:
         return field.default
     return Parameter.empty if field.default_factory is MISSING else field.default_factory()
+
+
+def _plugged(hint: Any) -> Any:
+    """The annotation; for a feature, the group that it is, or None if it isn't there."""
+    named = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Feature)]
+    return FEATURES.get(named[0].name) if named else hint
 
 
 def _keyword(name: str, default: Any, hint: Any) -> Parameter:

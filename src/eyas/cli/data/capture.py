@@ -28,16 +28,16 @@ from eyas.cli.common.options import (
     readable,
 )
 from eyas.cli.common.verb import keeping
+from eyas.cli.data.other_engine import other_engine
 from eyas.errors import UsageError
 from eyas.options import TargetOptions
-from eyas.other_engines.workers import EngineProgram, StateServer, StateWorkerMaker
 from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:
-    from eyas.cluster.crew import Executor
-    from eyas.cluster.worker import Worker
     from eyas.data.capture.capture import Capture, CaptureConfig
+    from eyas.data.other_engine import OtherEngine, StateServer
     from eyas.data.store.manifest import Manifest
+    from eyas.work import Cluster, MakeWorker
 
 
 def capture(
@@ -101,15 +101,15 @@ def capture(
     if shared:
         from eyas.data.capture.workers import CaptureWorkerMaker
 
-        with cluster.executor() as executor:
+        with cluster.connected() as machines:
             # on this process's CPU: the workers compute
             prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu")
             _announce(prepared)
             folder, settings = prepared.folder.absolute(), prepared.settings
-            make: Callable[[], Worker] = CaptureWorkerMaker(model, dtype, device, folder, settings)
+            make: MakeWorker = CaptureWorkerMaker(model, dtype, device, folder, settings)
             if elsewhere:
-                make = StateWorkerMaker(engines.server(model, device, prepared), folder, settings)
-            _run_on(executor, cluster.workers, model, prepared, make)
+                make = engines.server(model, device, prepared).worker(folder, settings)
+            _run_on(machines, cluster.workers, model, prepared, make)
         return
     prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu" if elsewhere else device)
     first = _process()[0] == 0
@@ -131,11 +131,11 @@ def capture(
             _run(model, prepared, first, prepared.run)
 
 
-def _run_on(executor: Executor, workers: int | None, model: str, prepared: Capture, make: Callable[[], Worker]) -> None:
+def _run_on(cluster: Cluster, workers: int | None, model: str, prepared: Capture, make: MakeWorker) -> None:
     from eyas.data.capture.workers import capture_on
 
     with keeping(f"finished shards are kept in {prepared.folder}; those in progress are not"), prepared.begun():
-        _run(model, prepared, True, lambda advance: capture_on(executor, prepared, make, workers, advance))
+        _run(model, prepared, True, lambda advance: capture_on(cluster, prepared, make, workers, advance))
 
 
 def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
@@ -245,7 +245,7 @@ class StateEngineOptions:
             raise UsageError("--engine vllm takes the GPUs for one server: leave out torchrun, or use --on ray")
         if shared:
             return
-        self.program.line(model, 0)
+        self.program.check(model)
         found = installed_connector()
         if self.engine_command is None and found is not None and not found[1]:
             raise UsageError(connector_refusal(found[0]))
@@ -261,9 +261,9 @@ class StateEngineOptions:
             )
 
     @property
-    def program(self) -> EngineProgram:
-        """How the other engine is started: its name, its command if one was given, and the options added to it."""
-        return EngineProgram(self.engine, self.engine_command, tuple(self.engine_option))
+    def program(self) -> OtherEngine:
+        """The other engine's program: its name, its command if one was given, and the options added to it."""
+        return other_engine(self.engine, self.engine_command, self.engine_option)
 
     def server(self, model: str, device: str | None, prepared: Capture) -> StateServer:
         """The server for a capture. Raises UsageError for rows that don't fit its context."""
@@ -274,4 +274,4 @@ class StateEngineOptions:
                 f"a row has {longest:,} tokens, as many as the target's context, and vLLM adds one: give --max-length "
                 f"{context - 1}, or leave out --engine"
             )
-        return StateServer(self.program, model, device or "cpu", longest)
+        return self.program.state_server(model, device or "cpu", longest)

@@ -28,8 +28,8 @@ from eyas.cli.common.options import (
     readable,
 )
 from eyas.cli.common.verb import FAILURE, keeping
+from eyas.cli.data.other_engine import other_engine
 from eyas.errors import UsageError
-from eyas.other_engines.workers import EngineProgram, ServerAnswererMaker
 from eyas.tables import show_table
 from eyas.urls import deliver, mirror
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
         RegenerationSummary,
         RewriteRule,
     )
-    from eyas.data.regenerate.workers import AnswererWorker, EngineAnswererMaker
+    from eyas.data.regenerate.workers import EngineAnswererMaker
+    from eyas.work import MakeWorker
 
 
 def regenerate(
@@ -118,11 +119,10 @@ def regenerate(
 
 def _on_cluster(answering: AnswererOptions, cluster: ClusterOptions, stack: ExitStack) -> Answerer:
     """An answerer whose workers have their own engines or servers, until the stack is closed."""
-    from eyas.cluster.crew import Crew
     from eyas.data.regenerate.workers import CrewAnswerer
 
-    executor = stack.enter_context(cluster.executor())
-    crew = Crew(executor, answering.worker(), workers=cluster.workers, ahead=answering.ahead)
+    machines = stack.enter_context(cluster.connected())
+    crew = machines.crew(answering.worker(), workers=cluster.workers, ahead=answering.ahead)
     return CrewAnswerer(stack.enter_context(crew))
 
 
@@ -378,13 +378,13 @@ class AnswererOptions:
         together = self.slots.batch_size if self.workers.engine == "eyas" else self.endpoint.concurrency
         return together * 5 // 4 + 1
 
-    def worker(self) -> Callable[[], AnswererWorker]:
+    def worker(self) -> MakeWorker:
         """A factory of cluster workers, each of which answers with its own engine, or its own engine's server."""
         options = self.workers
         if options.engine == "eyas":
             return self._engine()
-        program = EngineProgram(options.engine, options.engine_command, tuple(options.engine_option))
-        return ServerAnswererMaker(program, self.target.model, self.completions(), self._connection())
+        program = other_engine(options.engine, options.engine_command, options.engine_option)
+        return program.answerer(self.target.model, self.completions(), self._connection())
 
     def _connection(self) -> Connection:
         from eyas.data.regenerate import Connection

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol
 
 import typer
 from typer import Option
@@ -25,8 +25,7 @@ from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import check_engine, open_engine, quiet, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
-from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
-from eyas.cli.learn.learn import LearnOptions
+from eyas.cli.common.verb import FAILURE, INTERRUPTED, Feature, Given
 from eyas.drafters.options import AUTO, PREDICTION, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.runtime import LOADING, keep_few_kernels, keep_freed_memory
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from eyas.interop.export.drafter import ServedTarget
     from eyas.interop.serving.commands import ServedDrafter
     from eyas.interop.serving.engines import Command, ServingEngine
-    from eyas.learn.serving import Learning
     from eyas.serve.context import ServeSettings
+    from eyas.serve.learner import Learner
 
 KEY_VARIABLE = "EYAS_API_KEY"
 
@@ -162,12 +161,22 @@ class CapacityOptions:
     ] = 512
 
 
+class LearnGroup(Protocol):
+    """A group of options, a dataclass, that makes a server learn; the feature `learn` is its class."""
+
+    def check(self, draft: DraftOptions) -> None:
+        """Raise UsageError for options that do nothing or contradict each other, before heavy imports."""
+
+    def opened(self) -> Learner | None:
+        """The part of the server that learns; None if it doesn't learn."""
+
+
 def serve(
     target: ChatTargetOptions,
     draft: DraftOptions,
     server: ServerOptions,
     capacity: CapacityOptions,
-    learns: LearnOptions,
+    learns: Annotated[LearnGroup | None, Feature("learn")],
     other: EnginePanel,
     given: Given,
 ) -> int:
@@ -181,14 +190,15 @@ def serve(
         eyas serve FILE.gguf --method ngram --port 8080
     """
     if other.engine != OWN:
-        every = vars(server) | vars(capacity) | vars(target) | vars(draft) | vars(learns)
+        every = vars(server) | vars(capacity) | vars(target) | vars(draft) | (vars(learns) if learns else {})
         requested = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
     draft = _with_defaults(draft)
-    learns.check(draft)
+    if learns is not None:
+        learns.check(draft)
     tree = check_engine(target, draft)  # bad options are reported before anything is imported or opened
     keep_freed_memory()  # before threads start: the engine gets its own
     keep_few_kernels()
@@ -205,21 +215,19 @@ def serve(
     from eyas.serve.observe.traces import traces_to
     from eyas.serve.playground.page import Gauges
 
-    learning = learns.opened()
+    learner = None if learns is None else learns.opened()
     open_stderr(server.log_format, server.log_level)
     settings = _settings(target, server, capacity)
     tls_context(settings)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     traces = traces_to(server.otlp_traces_endpoint, settings.model_names[0])
-    observer = Observers([each for each in (metrics, logs, gauges, learning, traces) if each is not None])
+    observer = Observers([each for each in (metrics, logs, gauges, learner, traces) if each is not None])
     listener = bind(server.host, server.port, settings.write_seconds)
-    if learning is not None:
-        from eyas.learn.serving import LearnSeries
-
-        metrics.add(LearnSeries(learning, settings.model_names[0]))
+    if learner is not None:
+        metrics.add(learner.series(settings.model_names[0]))
     thread = EngineThread(
-        lambda: _load(target, draft, capacity, learning), observer=observer, backlog=settings.backlog_chunks
+        lambda: _load(target, draft, capacity, learner), observer=observer, backlog=settings.backlog_chunks
     )
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
@@ -227,7 +235,7 @@ def serve(
     log_listening(settings.model_names[0], f"{scheme}://{host}:{port}{settings.root_path}", loading)
     code = 0
     try:
-        app = create_app(thread, settings, observer, gauges, metrics, None if learning is None else learning.overview)
+        app = create_app(thread, settings, observer, gauges, metrics, None if learner is None else learner.overview)
         run_server(app, thread, settings, listener)
     except KeyboardInterrupt:  # before the server handles it
         code = INTERRUPTED
@@ -235,8 +243,8 @@ def serve(
         logs.close()
         if traces is not None:
             traces.close()
-        if learning is not None:
-            learning.close()
+        if learner is not None:
+            learner.close()
     if thread.alive:  # shutting the libraries down under it would abort the process
         os._exit(code)
     return code
@@ -253,7 +261,7 @@ def _with_defaults(draft: DraftOptions) -> DraftOptions:
 
 
 def _load(
-    target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learning: Learning | None = None
+    target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learner: Learner | None = None
 ) -> Engine:
     from eyas.drafters.automatic import advice
     from eyas.serve.observe.logs import log_loaded
@@ -262,13 +270,13 @@ def _load(
     _check_context(target.model, capacity.max_model_len)
     limits = Limits(**{name: value for name, value in vars(capacity).items() if name != "max_model_len"})
     began = time.monotonic()
-    around = None if learning is None or draft.drafter is None else learning.wrap(draft.drafter, target.model)
+    around = None if learner is None or draft.drafter is None else learner.wrap(draft.drafter, target.model)
     engine = open_engine(target, draft, limits=limits, logged=True, around=around)
     if draft.method == PREDICTION and (told := advice(target.model)) is not None:
         LOADING.info(told)
-    if learning is not None:
+    if learner is not None:
         assert engine.speculation is not None
-        learning.start(engine.speculation.drafter)
+        learner.start(engine.speculation.drafter)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
     # all that exists now stays: else a request of a million small lists makes the collector go through all of it
     gc.collect()

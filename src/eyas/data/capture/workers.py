@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from eyas.cluster.crew import Crew, Executor
-from eyas.cluster.worker import Key, Take, Unit, UnitReport, Worker
 from eyas.data.capture.capture import Capture, captured_target, make_shard
 from eyas.data.capture.shard import StateSource
 from eyas.data.store.manifest import CapturedTarget, CaptureSettings, Manifest, read_settings
 from eyas.errors import StoreError
 from eyas.targets import load_target
 from eyas.urls import AnyPath
+from eyas.work import Cluster, Key, MakeWorker, Take, Unit, UnitReport
 
 VISIBLE = 60.0
 """Seconds to wait until a shared folder shows what another machine wrote: network file systems have caches."""
@@ -83,9 +82,9 @@ def check_shared(folder: AnyPath, settings: CaptureSettings) -> None:
 
 
 def capture_on(
-    executor: Executor,
+    cluster: Cluster,
     prepared: Capture,
-    make: Callable[[], Worker],
+    make: MakeWorker,
     workers: int | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
@@ -103,8 +102,8 @@ def capture_on(
     if missing:
         own = prepared.settings.engine == "eyas"  # another engine's version is known from the first worker
         expected = prepared.settings.target.model_dump(mode="json") | {"engine_version": None} if own else None
-        size = min(workers or executor.room, len(missing))
-        with Crew(executor, make, workers=size, ahead=1, expected=expected) as crew:
+        size = min(workers or cluster.room, len(missing))
+        with cluster.crew(make, workers=size, ahead=1, expected=expected) as crew:
             for report in crew.run(take):
                 advance(report.value - done.get(report.key, 0))
                 done[report.key] = report.value

@@ -11,9 +11,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.cluster.crew import Crew
-from eyas.cluster.worker import Take as TakeUnits
-from eyas.cluster.worker import Unit, UnitReport
 from eyas.data.regenerate.journal import Answer, Answerer, AnswerTokens, Question, Reply, Take, unanswered
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
@@ -24,6 +21,8 @@ from eyas.targets.fingerprint import fingerprint
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_user_turn
 from eyas.types import Completion, Request, SamplingParams
+from eyas.work import Crew, Unit, UnitReport
+from eyas.work import Take as TakeUnits
 
 
 class EngineAnswerer:

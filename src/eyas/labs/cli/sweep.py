@@ -41,8 +41,8 @@ def sweep(
         eyas sweep SWEEP.yaml output=RUNS/sweep --on ray
     """
     from eyas.config import load_config
+    from eyas.labs.sweep.search import SweepConfig
     from eyas.recipes import SWEEPS, find_recipe
-    from eyas.sweep.search import SweepConfig
 
     config = load_config(SweepConfig, find_recipe(file, SWEEPS), overrides or ())
     find_recipe(config.recipe)
@@ -52,23 +52,23 @@ def sweep(
     quiet()
     from eyas.bench.machine import describe_machine
     from eyas.files import write_bytes, write_json
-    from eyas.sweep.report import knob_figure, report_dict, table_of, trade_figure
-    from eyas.sweep.sweep import Sweep
+    from eyas.labs.sweep.report import knob_figure, report_dict, table_of, trade_figure
+    from eyas.labs.sweep.sweep import Sweep
 
     with ExitStack() as stack:
-        executor = stack.enter_context(cluster.executor()) if shared else None
-        if executor is not None:
-            config = config.model_copy(update={"parallel": cluster.workers or executor.room})
+        machines = stack.enter_context(cluster.connected()) if shared else None
+        if machines is not None:
+            config = config.model_copy(update={"parallel": cluster.workers or machines.room})
         run = Sweep(config, note)
         stack.enter_context(
             keeping(f"finished trials and the states of those in progress are kept in {config.output / 'trials'}")
         )
-        if executor is None:
+        if machines is None:
             run.train()
         else:
-            from eyas.sweep.sweep import train_on
+            from eyas.labs.sweep.sweep import train_on
 
-            train_on(executor, run, config.parallel)
+            train_on(machines, run, config.parallel)
         choice = run.time(row_bar)
     report = report_dict(run, choice, describe_machine())
     write_json(config.output / "results.json", report)
