@@ -214,7 +214,9 @@ def gguf(path: Path, found: dict[str, Tensor], **keys: Any) -> Path:
     named = {}
     for name, tensor in found.items():
         stem, _, end = name.rpartition(".")
-        if name.startswith("layers."):
+        if name.startswith("="):  # as it is
+            named[name[1:]] = tensor
+        elif name.startswith("layers."):
             _, number, part = stem.split(".", 2)
             named[f"blk.{number}.{NAMES[part]}.{end}"] = tensor
         else:
@@ -275,6 +277,59 @@ def test_gguf_that_would_be_misread_is_refused(tmp_path: Path) -> None:
     )):  # fmt: skip
         with pytest.raises(EyasError, match=reason):
             open_checkpoint(gguf(tmp_path / f"{number}.gguf", found, **keys))
+
+
+_DFLASH2 = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 5, "selector_top_k": 3}
+
+
+def dflash2_gguf(path: Path, foreign: dict[str, Tensor] | None = None, **keys: Any) -> tuple[Path, dict[str, Tensor]]:
+    """A file as llama.cpp's converter writes it, and its tensors under z-lab's names."""
+    taps, groups = _DFLASH2["conv_kernel_size"], re.H // _DFLASH2["conv_group_size"]
+    names = {
+        **{f"layers.{i}.{part}_conv.base_kernel": f"blk.{i}.{short}_conv_base"
+           for i in range(2) for part, short in (("attention", "attn"), ("mlp", "ffn"))},
+        **{f"layers.{i}.{part}_conv.kernel_projection.weight": f"blk.{i}.{short}_conv_proj.weight"
+           for i in range(2) for part, short in (("attention", "attn"), ("mlp", "ffn"))},
+        "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+        "candidate_selector.successor_codebook": "selector_successor.weight",
+        "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
+    }  # fmt: skip
+    shapes = {
+        name: (2, taps, re.H) if name.endswith("base_kernel") else
+        (2 * taps * groups, re.H) if name.endswith("kernel_projection.weight") else
+        (re.V, 5) if name.endswith("codebook") else (5, re.H)
+        for name in names
+    }  # fmt: skip
+    more = re.numbers(shapes, 4)
+    given = {f"dflash.{key}": value for key, value in _DFLASH2.items()} | {f"dflash.{k}": v for k, v in keys.items()}
+    plain = tensors(vd=re.V)
+    named = {names[name]: tensor for name, tensor in more.items()}
+    return gguf(
+        path, plain | {f"={name}": tensor for name, tensor in (named | (foreign or {})).items()}, **given
+    ), plain | more
+
+
+def test_a_gguf_file_of_dflash2(tmp_path: Path) -> None:
+    path, ours = dflash2_gguf(tmp_path / "a.gguf")
+    opened = open_checkpoint(path)
+    assert (opened.kind.name, opened.config.conv_kernel_size, opened.config.selector_top_k) == ("dflash2", 3, 3)
+    found = opened.network().state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
+    for number, (foreign, keys, reason) in enumerate((
+        ({}, {"selector_rank": ...}, "selector_rank is None"),
+        ({}, {"selector_rank": 6}, "candidate_selector"),
+        ({}, {"selector_top_k": True}, "selector_top_k is True"),
+        ({}, {"selector_top_k": 2**31}, "selector_top_k"),
+        ({}, {"conv_group_size": 5}, "conv_group_size 5 must divide"),
+        ({}, {"conv_kernel_size": 2}, "attention_conv"),
+        ({}, {"sample_from_anchor": True}, "sample_from_anchor"),
+        ({"d2t": torch.arange(re.V)}, {}, "has d2t besides"),
+        ({"markov_w1.weight": torch.ones(re.V, 3)}, {}, "has markov_w1.weight besides"),
+    )):  # fmt: skip
+        with pytest.raises(EyasError, match=reason):
+            open_checkpoint(dflash2_gguf(tmp_path / f"{number}.gguf", foreign, **keys)[0]).network()
+    with pytest.raises(EyasError, match=r"selector_rank make it a DFlash 2 drafter, but selector_hidden"):
+        open_checkpoint(gguf(tmp_path / "b.gguf", tensors(own=False), **{"dflash.selector_rank": 5}))
 
 
 def drafter(path: Path, kind: str, **settings: Any) -> Path:

@@ -31,6 +31,7 @@ FULL: dict[str, Any] = {**E3, "draft_vocab_size": None, "head": "shared"}
 BLOCK: dict[str, Any] = {"taps": [2, 4, 5], "embedding": "shared", "head": "shared"}
 SLIDING: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"]}
 WINDOW: dict[str, Any] = {**BLOCK, **SLIDING}
+SELECTOR: dict[str, Any] = {"conv_kernel_size": 3, "selector_top_k": 5}
 MIXED = {**WINDOW, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {
@@ -194,9 +195,15 @@ TABLE: dict[str, Row] = {
     "jetspec": ("dflash", {**BLOCK, "is_causal": True},
         dict.fromkeys(("sglang", "speculators"), "causal")),
     "dspark, causal": ("dspark", {**BLOCK, "is_causal": True}, dict.fromkeys(ALL[1:4], "causal")),
-    "dflash2": ("dflash2", BLOCK, dict.fromkeys({*ALL} - {"sglang"}, "kind")),
-    "dflash2, window": ("dflash2", {**WINDOW, "is_causal": False},
-        dict.fromkeys({*ALL} - {"sglang"}, "kind")),
+    "dflash2": ("dflash2", {**BLOCK, **SELECTOR}, dict.fromkeys({*ALL} - {"sglang", "gguf"}, "kind")),
+    "dflash2, window": ("dflash2", {**WINDOW, **SELECTOR, "is_causal": False},
+        dict.fromkeys({*ALL} - {"sglang", "gguf"}, "kind")),
+    "dflash2, windows by layer": ("dflash2", {**MIXED, **SELECTOR},
+        {"gguf": "sliding_window"} | dict.fromkeys({*ALL} - {"sglang", "gguf"}, "kind")),
+    "dflash2, many candidates": ("dflash2", {**BLOCK, **SELECTOR, "selector_top_k": 6},
+        {"gguf": "selector_top_k"} | dict.fromkeys({*ALL} - {"sglang", "gguf"}, "kind")),
+    "dflash2, reduced": ("dflash2", {**BLOCK, **SELECTOR, "draft_vocab_size": 120},
+        dict.fromkeys(("sglang", "gguf"), "draft_vocab_size") | dict.fromkeys({*ALL} - {"sglang", "gguf"}, "kind")),
     "domino": ("domino", BLOCK, dict.fromkeys(ALL, "kind")),
     "xpress": ("xpress", BLOCK, dict.fromkeys(ALL, "kind")),
     "lilicorr": ("lilicorr", BLOCK, dict.fromkeys(ALL, "kind")),

@@ -138,7 +138,7 @@ class GgufLayout:
         return config
 
     def _load(self, file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-        """Tensors by native name, all in the matrices' dtype if that is exact: llama.cpp keeps vectors in float32."""
+        """Tensors by native name, all in the matrices' dtype if that is exact: llama.cpp keeps some in float32."""
         in_file = self.names(config.get("num_hidden_layers", 1))
         found = {ours: file.load(theirs) for theirs, ours in in_file.items() if ours in names}
         if self.interleaved:
@@ -148,7 +148,7 @@ class GgufLayout:
         if "d2t" in found:
             found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # the file has target ids, eyas offsets
         floats = {name: t for name, t in found.items() if t.is_floating_point()}
-        narrow = {t.dtype for t in floats.values() if t.ndim > 1}
+        narrow = {t.dtype for t in floats.values() if t.ndim > 1} - {torch.float32}
         dtype = next(iter(narrow)) if len(narrow) == 1 else torch.float32
         if not all(torch.equal(t.to(dtype).to(t.dtype), t) for t in floats.values()):
             dtype = torch.float32
@@ -288,6 +288,7 @@ _NORMED_LAYER = _LAYER | {
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
 _HEAD, _EMBEDDING, _MARKOV, _CONFIDENCE = "output.weight", "token_embd.weight", "markov_w1.weight", "conf_proj.weight"
+_SELECTOR = "selector_hidden.weight"
 _DFLASH_TENSORS = {
     "fc.weight": "fc.weight",
     "enc.output_norm.weight": "hidden_norm.weight",
@@ -300,13 +301,25 @@ _DFLASH_TENSORS = {
     "markov_w2.weight": "markov_head.markov_w2.weight",
     _CONFIDENCE: "confidence_head.proj.weight",
     "conf_proj.bias": "confidence_head.proj.bias",
+    **{
+        f"blk.{{}}.{theirs}_conv_{part}": f"layers.{{}}.{ours}_conv.{tensor}"
+        for theirs, ours in (("attn", "attention"), ("ffn", "mlp"))
+        for part, tensor in (("base", "base_kernel"), ("proj.weight", "kernel_projection.weight"))
+    },
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    _SELECTOR: "candidate_selector.hidden_projection.weight",
 }
+EXACT = "_conv_base"
+"""How the names of tensors end that llama.cpp adds to float32 values: they are float32 in files of any type."""
 MASK = "tokenizer.ggml.mask_token_id"
 """The key of the token whose embedding fills the slots after the anchor."""
 CAUSAL, WINDOW, PATTERN = "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern"
 """The keys of what slots see: whether only earlier slots, how far back, and in which layers that is so."""
 _SECTIONS = "rope.dimension_sections"
 _ANCHOR, _CONFIDENT = "sample_from_anchor", "has_confidence_head"
+DFLASH2_KEYS = {key: key for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")}
+"""Key that only files of DFlash 2 have -> config field of the same meaning."""
 
 
 def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
@@ -337,6 +350,22 @@ def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": types, **said}
 
 
+def _selector(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings of DFlash 2, empty for another drafter. Raises CheckpointError and ConfigError."""
+    given = {key: own[key] for key in DFLASH2_KEYS if own.get(key)}
+    if _SELECTOR not in file.tensors:
+        if given:
+            raise CheckpointError(f"{where}: {', '.join(given)} make it a DFlash 2 drafter, but {_SELECTOR} is missing")
+        return {}
+    for key in DFLASH2_KEYS:
+        if type(given.get(key)) is not int:
+            raise ConfigError(f"{where}: {key} is {given.get(key)!r}: a DFlash 2 drafter needs a whole number")
+    for foreign in (_MARKOV, "d2t"):
+        if foreign in file.tensors:
+            raise CheckpointError(f"{where} has {foreign} besides {_SELECTOR}: eyas knows no such drafter")
+    return {ours: given[theirs] for theirs, ours in DFLASH2_KEYS.items()}
+
+
 def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     """Taps, mask token, heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
     sections = own.get(_SECTIONS, [0])
@@ -351,9 +380,12 @@ def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, A
     config["mask_token_id"] = file.metadata.get(MASK)
     config |= _windows(own, where)
     markov, confidence = file.tensors.get(_MARKOV), file.tensors.get(_CONFIDENCE)
+    if markov is None and own.get(_ANCHOR, False) is not False:
+        raise ConfigError(f"{where}: {_ANCHOR} is true, but llama.cpp's DFlash blocks begin with a known token")
+    selector = _selector(file, own, where)
+    if selector:
+        return config | selector | {"architectures": ["DFlash2DraftModel"]}
     if markov is None:
-        if own.get(_ANCHOR, False) is not False:
-            raise ConfigError(f"{where}: {_ANCHOR} is true, but llama.cpp's DFlash blocks begin with a known token")
         return config | {"architectures": ["DFlashDraftModel"]}
     config["markov_rank"] = markov.shape[-1]
     config["enable_confidence_head"] = confidence is not None
@@ -366,14 +398,14 @@ def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, A
 
 DFLASH_LAYOUT = GgufLayout(
     architecture="dflash",
-    title="DFlash or DSpark",
+    title="DFlash, DFlash 2 or DSpark",
     tensors=_DFLASH_TENSORS,
     keys=SIZES | {"block_size": "block_size", "hidden_activation": "hidden_act"},
-    more_keys=frozenset({CAUSAL, WINDOW, PATTERN, _SECTIONS, _ANCHOR, _CONFIDENT}),
+    more_keys=frozenset({CAUSAL, WINDOW, PATTERN, _SECTIONS, _ANCHOR, _CONFIDENT, *DFLASH2_KEYS}),
     settings=_dflash_settings,
     interleaved=False,
 )
-"""llama.cpp's `dflash` files, which hold DFlash or DSpark drafters."""
+"""llama.cpp's `dflash` files, which hold DFlash, DFlash 2 or DSpark drafters."""
 DFLASH_HEADS = {_ANCHOR: "sample_from_anchor", _CONFIDENT: "enable_confidence_head"}
 """Key that only files with a Markov head have -> config field of the same meaning."""
 

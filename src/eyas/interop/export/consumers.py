@@ -73,6 +73,7 @@ class Consumer:
 
 
 _E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH, DFLASH2), (DSPARK,)
+_DFLASH2 = (DFLASH2,)
 _THIRD = (EAGLE3, PEAGLE)
 """The families with EAGLE-3's layers and grouped-query attention."""
 _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
@@ -145,9 +146,7 @@ _EVERY_GUESS = windows(
     (*BLOCK, *_THIRD),
 )
 _NO_WINDOW = only("sliding_window", None, why="its EAGLE-3 has no sliding window", families=_E3)
-_ALIKE = windows(
-    "its layers are all causal or none is, and here only those with a window are", layers_alike, (DFLASH, DSPARK)
-)
+_ALIKE = windows("its layers are all causal or none is, and here only those with a window are", layers_alike, BLOCK)
 _VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
 _VLLM_RECURRENT = recurrent_targets("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
@@ -269,7 +268,7 @@ _ALL = (
         "boundaries, in the converted model's rt_info", forms.openvino,
     ),
     Consumer(
-        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", (*_E3, DFLASH, DSPARK),
+        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", (*_E3, DFLASH, DFLASH2, DSPARK),
         (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
@@ -278,6 +277,10 @@ _ALL = (
             windows("in its blocks a slot sees all later ones, also beyond the window",
                     lambda d: window_causality(d) or d.get("block_size") <= d.get("sliding_window"), BLOCK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
+            replace(_FULL, families=_DFLASH2),
+            Rule("selector_top_k",
+                 lambda d: d.config.hidden_size >= d.get("selector_top_k") * (d.get("selector_top_k") + 1),
+                 "its selector with k candidates needs a hidden_size of at least k (k + 1)", _DFLASH2),
             Rule("confidence_head_with_markov",
                  lambda d: d.get("confidence_head_with_markov") or not d.get("enable_confidence_head"),
                  "its confidence head reads the token before as well", _DSPARK),

@@ -21,9 +21,11 @@ from eyas.drafters.checkpoint import open_checkpoint, write_directory
 from eyas.drafters.config import DrafterConfig, GroupedConfig
 from eyas.drafters.formats.gguf_layout import (
     CAUSAL,
+    DFLASH2_KEYS,
     DFLASH_HEADS,
     DFLASH_LAYOUT,
     EAGLE3_LAYOUT,
+    EXACT,
     LAYERS,
     PATTERN,
     PROVENANCE,
@@ -36,7 +38,7 @@ from eyas.drafters.formats.gguf_layout import (
     to_interleaved,
 )
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, Family
+from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE3, Family
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ExportError, UsageError
@@ -54,8 +56,12 @@ from eyas.interop.export.forms import Refusal
 from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, tensorrt_yaml
 from eyas.targets.attention import grouped_attention
 
-LAYOUTS: dict[Family, GgufLayout] = {EAGLE3: EAGLE3_LAYOUT, DFLASH: DFLASH_LAYOUT, DSPARK: DFLASH_LAYOUT}
+LAYOUTS: dict[Family, GgufLayout] = {
+    EAGLE3: EAGLE3_LAYOUT, DFLASH: DFLASH_LAYOUT, DFLASH2: DFLASH_LAYOUT, DSPARK: DFLASH_LAYOUT,
+}  # fmt: skip
 """Family -> the layout of its files that llama.cpp reads."""
+_MORE_KEYS = {DSPARK: DFLASH_HEADS, DFLASH2: DFLASH2_KEYS}
+"""Family -> keys in addition to its layout's."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 """Token types, as GGUF numbers them."""
@@ -100,7 +106,8 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
 def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> None:
     config, rope = drafter.config, drafter.get("rope_parameters")
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    keys = {**layout.keys, **(DFLASH_HEADS if drafter.kind.family == DSPARK else {})}
+    assert drafter.kind.family is not None
+    keys = {**layout.keys, **_MORE_KEYS.get(drafter.kind.family, {})}
     for theirs, ours in keys.items():
         value = drafter.get(ours)
         adders[type(value)](f"{layout.architecture}.{theirs}", value)
@@ -164,10 +171,10 @@ def llama3_factors(config: GroupedConfig) -> Tensor:
 
 
 def _add(writer: Any, gguf: Any, name: str, tensor: Tensor) -> None:
-    """Add one tensor; vectors are written in float32, which llama.cpp's kernels require."""
+    """Add one tensor; those that llama.cpp adds to float32 values, such as vectors, are written in float32."""
     if tensor.dtype == torch.int64:
         writer.add_tensor(name, tensor.numpy(), raw_dtype=gguf.GGMLQuantizationType.I64)
-    elif tensor.ndim == 1:
+    elif tensor.ndim == 1 or name.endswith(EXACT):
         writer.add_tensor(name, tensor.float().numpy())
     elif tensor.dtype == torch.bfloat16:
         data = tensor.contiguous().view(torch.uint8).numpy()
