@@ -21,9 +21,10 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 UNWRITTEN = {
     "Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "IQ4_NL": (0, 2),
-    "IQ4_XS": (0, 2),
+    "IQ4_XS": (0, 2), "NVFP4": (0, 4),
 }  # fmt: skip
-"""Bytes of the half-precision scales in a block; gguf can't write these blocks, so they are random."""
+"""Bytes of the scales in a block, which are set to a number in half precision, or to its bytes; gguf can't write these
+blocks, so they are random."""
 
 
 def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -118,6 +119,13 @@ class Gguf:
         rows = prod(info.shape[:-1])
         begins: int = np.frombuffer(self._data, np.uint8).ctypes.data + info.offset
         return begins + torch.arange(rows) * (info.size // rows)
+
+    def blocks(self, name: str) -> npt.NDArray[np.uint8]:
+        """[n, bytes] the blocks of a quantized tensor as they lie in the file, for as long as it is open."""
+        info = self.tensors[name]
+        gguf = gguf_package()
+        _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.kind)]
+        return np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(-1, size)
 
     def drop_pages(self, name: str) -> None:
         """Return the memory of a tensor's pages, which are read from the file again if they are needed again."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +22,12 @@ from eyas.errors import ModelError
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.gguf_weights import model_by_transformers
+from eyas.targets.linears import PrepackedLinear
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import PackedEmbedding, PackedLinear, weight_formats
-from eyas.targets.native.packed import GGML, product
+from eyas.targets.native.packed import GGML, WeightBlocks, fit_float16, panels_of_rows, product
 from eyas.tree import parse_tree
 
 from .. import gguf_models, tiny
@@ -62,6 +66,45 @@ def test_weights_are_those_of_the_file(kind: str, file_of: Callable[[str], Path]
     assert weight_formats(plain.model) is None
     assert fingerprint(target.model) == fingerprint(plain.model)
     assert weight_shapes(target.model) == weight_shapes(plain.model)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "NVFP4", "BF16"])
+def test_other_weights_are_dequantized_and_said_to_be(
+    kind: str, file_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "eyas"):
+        target = load_target(file_of(kind), dtype="auto", device="cpu")
+    assert weight_formats(target.model) is None
+    said = [record.getMessage() for record in caplog.records if "dequantized" in record.getMessage()]
+    assert [f"the {kind} weights of " in text for text in said] == [True] * (kind != "BF16")
+    stock = model_by_transformers(file_of(kind), torch.float32)
+    for name, part in target.model.named_modules():
+        if isinstance(part, PrepackedLinear):
+            assert torch.equal(part.restored(), stock.get_parameter(f"{name}.weight").to(torch.bfloat16))
+
+
+def mxfp4(powers: list[int], codes: int | None = None) -> np.ndarray:
+    """A block for each exponent, with all codes or the same one."""
+    made = np.empty((len(powers), 17), np.uint8)
+    made[:, 0] = powers
+    made[:, 1:] = np.arange(16) * 17 if codes is None else codes * 17
+    return made
+
+
+def test_mxfp4_is_packed_where_float16_has_its_scales() -> None:
+    """Which are powers of two; zeros may have any."""
+    powers = [*range(104, 144)]
+    blocks = np.concatenate([mxfp4(powers), mxfp4([0, 1, 103, 144, 255], 8), mxfp4([0, 255, 7], 0)])
+    assert fit_float16("MXFP4", blocks)
+    rows = np.ascontiguousarray(blocks)
+    addresses = rows.ctypes.data + torch.arange(len(rows)) * 17
+    panels = panels_of_rows(39, GGML["MXFP4"], addresses, 1)
+    found = WeightBlocks.of_panels(GGML["MXFP4"], panels, len(rows), 32).floats(32)
+    zeros = np.where(found.numpy() == 0, 0.0, gguf.dequantize(rows, gguf.GGMLQuantizationType.MXFP4))
+    assert np.array_equal(found.numpy(), zeros)
+    assert torch.equal(found[:40].abs().amax(1), 12 * 2.0 ** torch.arange(-24, 16))
+    assert not fit_float16("MXFP4", mxfp4([103]))
+    assert not fit_float16("MXFP4", mxfp4([120, 144], 1))
 
 
 @pytest.mark.parametrize("kind", GGML)

@@ -7,6 +7,7 @@ every size before using it and is ten times as fast.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import ModelError
-from eyas.gguf import Gguf
+from eyas.gguf import PLAIN_TYPES, Gguf
 from eyas.gguf_config import ROPE_TENSORS, heads_of
 from eyas.targets.gguf_layouts import TensorLayout, layout_of
 from eyas.targets.native.experts import can_stay_packed
-from eyas.targets.native.packed import GGML, GROUP, PackedWeight, WeightFormat, Weights, panels_of_rows
+from eyas.targets.native.packed import GGML, GROUP, PackedWeight, WeightFormat, Weights, fit_float16, panels_of_rows
 from eyas.targets.native.panel_files import laid_out
+
+_LOG = logging.getLogger("eyas")
 
 
 def read_weights(
@@ -45,12 +48,25 @@ def read_weights(
     used = [name for name in used if _parameter(names, name) is not None]
     check_parts(opened, {name: _parameter(names, name) or "" for name in used}, _shapes(model))
     packed = _packed(opened, used, model, processor, names) if packs else {}
+    if packs and not first:
+        _tell_of_dequantized(opened, [name for name in used if _parameter(names, name) not in packed], dtype)
     read = read_tensors(opened, [name for name in used if _parameter(names, name) not in packed], processor, names)
     state = {
         name: weight.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else dtype) for name, weight in read.items()
     }
     shapes = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
     return Weights(state | shapes, packed)
+
+
+def _tell_of_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype) -> None:
+    """Log what it costs that the blocks of the tensors `names` can't stay packed, unless that is little."""
+    blocks = [info for name in names if (info := opened.tensors[name]).type not in PLAIN_TYPES]
+    before, after = sum(info.size for info in blocks), sum(prod(info.shape) for info in blocks) * dtype.itemsize
+    if after - before > _LITTLE * sum(info.size for info in opened.tensors.values()):
+        _LOG.warning(
+            "the %s weights of %s are dequantized: they take %.1f GB of memory, %.1f in the file",
+            " and ".join(sorted({info.type for info in blocks})), opened.path, after / 1e9, before / 1e9,
+        )  # fmt: skip
 
 
 def read_tensors(opened: Gguf, used: Iterable[str], processor: Any, names: dict[str, str]) -> dict[str, Tensor]:
@@ -168,7 +184,8 @@ def _packed(
         whole = order is not None and order.sort().values.equal(torch.arange(prod(shape[:-1])))
         # the kernel reads whole rows where they lie in the file
         wide = {opened.tensors[name].shape[-1] for name in tensors} == {shape[-1]}
-        if kept and whole and wide and len(kinds) == 1 and order is not None:
+        fits = all(fit_float16(opened.tensors[name].type, opened.blocks(name)) for name in tensors)
+        if kept and whole and wide and fits and len(kinds) == 1 and order is not None:
             found[key] = PackedWeight(kinds.pop(), partial(_panels, opened, tensors, order))
     for key in [key for key in found if not key.endswith(".weight")]:
         layer = key.rpartition(".")[0]
@@ -262,6 +279,8 @@ def _stored_dtype(file: Path, _: int) -> torch.dtype:
     return {"F32": torch.float32, "F16": torch.float16}.get(most, torch.bfloat16)
 
 
+_LITTLE = 0.05
+"""The share of a file's size up to which more memory isn't worth a warning."""
 LAYER = re.compile(r"blk\.(\d+)\.")
 """Prefix of the names of a layer's tensors."""
 KEPT_IN_FLOAT32 = "e_score_correction_bias"

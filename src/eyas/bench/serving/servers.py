@@ -236,13 +236,19 @@ class ServerProcess:
 
     def cpu_seconds(self) -> float:
         """Processor time used so far by the server and all it started; 0 on systems without `/proc`."""
-        used = 0
+        return sum(int(fields[11]) + int(fields[12]) for fields in self._processes()) / os.sysconf("SC_CLK_TCK")
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the server and all it started, mapped files included; 0 on systems without `/proc`."""
+        return sum(int(fields[21]) for fields in self._processes()) * os.sysconf("SC_PAGE_SIZE")
+
+    def _processes(self) -> Iterator[list[str]]:
+        """The fields of `/proc/PID/stat` after the name, of each process of the server's session."""
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-                if fields[3] == str(self.pid):  # its session
-                    used += int(fields[11]) + int(fields[12])
-        return used / os.sysconf("SC_CLK_TCK")
+                if fields[3] == str(self.pid):
+                    yield fields
 
 
 def eyas_server(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -262,9 +264,20 @@ GGML: dict[str, WeightFormat] = {
     "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.LEAST4, "Q5_0": WeightFormat.SIGNED8,
     "Q5_1": WeightFormat.LEAST8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES8,
     "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER8, "Q6_K": WeightFormat.HALVES8,
-    "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8,
+    "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8, "MXFP4": WeightFormat.SIGNED8,
 }  # fmt: skip
 """GGML type that stays packed -> the format that holds its numbers; `kernels/blocks.h` reads its blocks."""
+
+
+def fit_float16(ggml_type: str, blocks: npt.NDArray[np.uint8]) -> bool:
+    """Whether float16, in which scales are packed, has those of all `blocks` [n, bytes] of a type in `GGML`.
+
+    MXFP4's are powers of two over a wider range; a block of zeros may have any.
+    """
+    if ggml_type != "MXFP4":
+        return True
+    beyond = (blocks[:, 0] < 128 - 24) | (blocks[:, 0] > 128 + 15)
+    return not (blocks[beyond, 1:] & 0x77).any()
 
 
 def nearest8(weight: Tensor) -> WeightBlocks:

@@ -88,6 +88,25 @@ struct IQ4_NL {
     }
 };
 
+// Twice the numbers of 4-bit floats (E2M1), and half a power of two by its exponent. Powers that fp16 hasn't aren't packed,
+// except for blocks of zeros, which may have any.
+constexpr int8_t FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+struct MXFP4 {
+    static constexpr int64_t TYPE = 39, BYTES = 17, KIND = SIGNED8;
+    static void read(const uint8_t* at, Unit& unit) {
+        const int power = at[0] - 128;
+        uint16_t scale = 0;
+        if (power >= -14 && power <= 15)
+            scale = static_cast<uint16_t>((power + 15) << 10);
+        else if (power >= -24 && power < -14)
+            scale = static_cast<uint16_t>(1 << (power + 24));
+        std::memcpy(unit.numbers[0], &scale, 2);
+        read_nibbles(at + 1, unit.codes[0]);
+        for (auto& code : unit.codes[0]) code = static_cast<uint8_t>(FLOATS[code] + 128);
+    }
+};
+
 // In super-blocks of 256 inputs, 32 or 64 bytes hold codes of inputs that are 32 apart: bits 0 and 1 those of the first 32.
 struct Q3_K {
     static constexpr int64_t TYPE = 11, BYTES = 110, KIND = HALVES8;

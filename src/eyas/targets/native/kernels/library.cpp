@@ -99,7 +99,7 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
 
 // Pack rows of GGML's blocks, at the addresses `rows` [out], into panels. Returns whether there is such a type.
 int64_t eyas_pack_blocks(int64_t type, const uint8_t* const* rows, int64_t out, int64_t blocks, uint8_t* packed, int64_t threads) {
-    return pack_blocks<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS>(type, rows, out, blocks, packed, threads);
+    return pack_blocks<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS>(type, rows, out, blocks, packed, threads);
 }
 
 // Unpack panels into a row-major weight [out, in].
