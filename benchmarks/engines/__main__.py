@@ -138,13 +138,12 @@ class Checks:
         yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
 
     def llama(self, built: llama_engine.Llama) -> Iterator[Result]:
-        """Run eyas's GGUF file, and vLLM's form as read by llama.cpp's own converter."""
+        """Run eyas's GGUF file, and vLLM's form (SGLang's of DFlash 2) as read by llama.cpp's own converter."""
         target = llama_engine.converted(built.sources, self._path, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
         options = ("--target-model-dir", str(self._path))
-        theirs = llama_engine.converted(
-            built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options
-        )
+        read = "vllm" if KINDS[self._drafter.kind].family in CONSUMERS["vllm"].families else "sglang"
+        theirs = llama_engine.converted(built.sources, self._exported(read), self._folder / "converted.gguf", *options)
         version = llama_engine.version_of(built)
         if not built.example.is_file():
             print(f"skipped llama.cpp in process: there is no {built.example.name} next to {built.server.name}")
@@ -152,7 +151,7 @@ class Checks:
             job = Job(target, ours, chain, self._tokens, self._prompts, self._drafter.method)
             answers = llama_engine.in_process(built.example, job, self._target.tokenizer)
             yield self._compared("llama.cpp", version, "gguf", OFFLINE, chain, answers, self._overshooting(chain))
-        for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, as its own converter reads it")):
+        for form, drafter, way in (("gguf", ours, HTTP), (read, theirs, f"{HTTP}, as its own converter reads it")):
             for chain in self._chains:
                 job = Job(target, drafter, chain, self._tokens, self._prompts)
                 with llama_engine.server(built.server, job) as running:
