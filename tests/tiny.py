@@ -390,7 +390,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa": {**_SIZES, "draft_vocab_size": 60, "num_heads": 5},
     "mtp": {**_LAYERED, "num_key_value_heads": 2},
 }
-"""Small settings of every drafter kind."""
+"""Small settings of every drafter kind that is trained."""
+TRAINED = [name for name, kind in KINDS_OF_DRAFTERS.items() if kind.trained]
+"""The registered kinds among them; others read parts of a target that the targets here don't have."""
 
 
 def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> DraftNetwork:

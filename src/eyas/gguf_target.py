@@ -20,7 +20,7 @@ from eyas.runtime import LOADING
 GGUF_SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
 """The file in such a folder that names its GGUF file."""
-DRAFTERS = frozenset({"eagle3", "dflash"})
+DRAFTERS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 """llama.cpp's architectures that are drafters."""
 _FORM = 6
 """Version of the folders' contents; a change makes them be converted again."""

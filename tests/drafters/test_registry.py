@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas.drafters.checkpoint import load_network, save_network
-from eyas.drafters.kinds import KINDS
 from eyas.drafters.loading import drafter_of, load_drafter
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import kind_for, kind_name
@@ -64,7 +63,7 @@ def test_what_is_saved_loads_back(tmp_path: Path, name: str) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["eyas"] == {"note": "here"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny.TRAINED)
 def test_shared_parts_are_the_target_s_and_not_in_the_file(tmp_path: Path, kind: str) -> None:
     embeds = kind != "medusa"  # its heads read no tokens
     made = tiny.network(kind, embedding="shared" if embeds else "none", head="shared", draft_vocab_size=tiny.VOCAB)
@@ -187,7 +186,7 @@ def test_unknown_kinds_are_refused_by_name(tmp_path: Path) -> None:
         load_network(tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny.TRAINED)
 def test_the_files_tell_the_kind(tmp_path: Path, kind: str) -> None:
     made = tiny.network(kind)
     save_network(made, tmp_path)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from eyas.runtime import mapped_copy, to_device
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import Owner
 from eyas.verify import Coupling
@@ -50,6 +51,13 @@ class SlotPairs(Protocol):
 
     def resize(self, slots: int) -> None:
         """Start over with `slots` empty slots that share nothing with the previous ones."""
+
+    def attach(self, cache: SlotCache) -> None:  # noqa: ARG002
+        """Take the target's cache over the same slots, for drafters that read its keys and values.
+
+        Called before the first slot is made. A slot's committed columns there are its sequence without the last token.
+        """
+        return
 
     def reshape(self, slots: int, columns: int) -> None:
         """Resize to `slots` slots of `columns` columns; keep the contents that fit."""

@@ -136,7 +136,8 @@ class Checkpoint:
         check_tensors(self.tensors, shapes_of(network), where)
         found = {native_name(name): tensor for name, tensor in self.raw.load().items()}
         tensors = {name: found[name] for name in self.tensors}
-        check_numbers(tensors, where)
+        whole = {name for name, blank in network.state_dict().items() if not blank.is_floating_point()}
+        check_numbers(tensors, where, whole)
         self.report.notes += complete_vocabulary(tensors, self.config, where)
         if target is None and "shared" in (self.config.embedding, self.config.head):
             part = EMBEDDING if self.config.embedding == "shared" else HEAD
@@ -176,10 +177,14 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
         )
 
 
-def check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights that are not floats or not finite. Raises CheckpointError."""
+def check_numbers(tensors: Mapping[str, Tensor], where: str, whole: Collection[str] = VOCABULARY_MAP) -> None:
+    """Refuse weights that are not floats or not finite, apart from `whole` numbers. Raises CheckpointError."""
     for name, tensor in tensors.items():
         if name in VOCABULARY_MAP:
+            continue
+        if name in whole:
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise CheckpointError(f"{where}: {name} holds no whole numbers: the file is damaged")
             continue
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(

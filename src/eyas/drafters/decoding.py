@@ -66,11 +66,16 @@ class NetworkPairs(SlotPairs):
         self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
         self._sizes = network.state_size, network.config.hidden_size
         self._fed_dtype, self.record = fed or self.dtype, record
+        self.target: SlotCache | None = None
+        """The target's cache over the same slots; None until an engine attaches it."""
         self.resize(0)
 
     @property
     def slots(self) -> int:
         return self.cache.slots
+
+    def attach(self, cache: SlotCache) -> None:
+        self.target = cache
 
     def resize(self, slots: int) -> None:
         self.cache = self.make_cache(slots)
@@ -174,6 +179,9 @@ class NetworkPairs(SlotPairs):
 
 class Proposer:
     """Runs a network to read pairs and to guess what follows them. It is stateless: all state lies in the pairs."""
+
+    reads_target = False
+    """Whether it reads the target's cache (`NetworkPairs.target`), which may move: its drafts aren't recorded."""
 
     def __init__(self, network: DraftNetwork) -> None:
         self.network = network

@@ -23,6 +23,7 @@ from typing_extensions import Self
 from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
@@ -63,6 +64,10 @@ class HybridPairs(SlotPairs):
     def resize(self, slots: int) -> None:
         self.network.resize(slots)
         self.lookup.resize(slots)
+
+    def attach(self, cache: SlotCache) -> None:
+        self.network.attach(cache)
+        self.lookup.attach(cache)
 
     def reshape(self, slots: int, columns: int) -> None:
         self.network.reshape(slots, columns)

@@ -73,6 +73,8 @@ class Kind:
     """The weights that read [embedding, state]: the first half of their columns is for the embedding."""
     proposer: Callable[[Any], Proposer] = Proposer
     """Makes the proposer that runs the network."""
+    trained: bool = True
+    """Whether eyas trains it; other kinds come with their target."""
     loss: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The settings of a recipe's section `loss` in its paper, where they differ from EAGLE-3's."""
 

@@ -75,7 +75,8 @@ def _claims(kind: Kind, config: Mapping[str, Any], names: Collection[str]) -> bo
 def _core_name(kinds: Collection[Kind], config: Mapping[str, Any], names: Collection[str]) -> str:
     """What `kind_name` returns if there are no kinds but the core's."""
     for kind in kinds:
-        if kind.model_type is not None and config.get("model_type") == kind.model_type:
+        by_name = not kind.architectures.isdisjoint(architectures(config))
+        if kind.model_type is not None and (config.get("model_type") == kind.model_type or by_name):
             return kind.name
     if is_medusa(config):
         return "medusa"

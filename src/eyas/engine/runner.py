@@ -43,6 +43,8 @@ class SlotManager:
         self._target, self._drafter, self._rule, self._max_running = target, drafter, rule, max_running
         self.prefixes: PrefixCache | None = None
         self.cache = target.allocate(0)
+        if drafter is not None:
+            drafter.pairs.attach(self.cache)
         self._caches: list[SlotCache | SlotPairs] = [self.cache, *(() if drafter is None else (drafter.pairs,))]
         self.intact = False
         """Whether the slots hold what the scheduler says; if not, the next step begins with `empty` slots."""

@@ -15,7 +15,7 @@ from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, varian
 from eyas.plan.devices import Machine
 from eyas.targets.architecture import attention_plan, model_class, refuse_unsupported
 from eyas.targets.recurrent import ShapeProbe
-from eyas.targets.transformers_names import cached
+from eyas.targets.transformers_names import cached, stated
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -166,13 +166,13 @@ def model_size(config: Any) -> ModelSize:
             body += weight.numel() * chosen // experts if routed else weight.numel()
     shapes = _kept(model) if attention_plan(text).recurrent else None
     heads = text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head_size = stated(text, "head_dim") or text.hidden_size // heads
     return ModelSize(
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         vocab=text.vocab_size,
         query=heads * head_size,
-        key=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
+        key=(stated(text, "num_key_value_heads") or heads) * head_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         body=body,
         total=total,

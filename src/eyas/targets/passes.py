@@ -231,6 +231,15 @@ class Passes(EmbeddingAndHead):
         cache.graphs = None if self.record is None else PassGraphs(self.record)
         return cache
 
+    def last_layers(self) -> dict[str, int]:
+        """Attention type -> the last layer of that type that caches keys and values of its own."""
+        kinds = self.plan.of_layers(self.config)
+        return {
+            kind: layer
+            for layer, (kind, shape) in enumerate(zip(kinds, self.kv_shapes, strict=False))  # the last may share keys
+            if shape is not None
+        }
+
     @property
     def alone(self) -> bool:
         """Whether torch should run on one thread: next to native passes, or for many small operations."""

@@ -208,6 +208,14 @@ class SlotCache:
             views.append(decoded(columns, self._dtype) if self.in_codes else columns)
         return views[0], views[1]
 
+    def columns(self, layer: int, rows: range, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """The keys and values [R, Hkv, end - first, D] of a layer in columns `[first, end)` of each row."""
+        found = [
+            self._groups[shape][member, rows.start : rows.stop, :, first:end] for shape, member in self._where[layer]
+        ]
+        keys, values = (decoded(part, self._dtype) if self.in_codes else part for part in found)
+        return keys, values
+
     def addresses(self) -> tuple[Tensor, Tensor]:
         """[layers] addresses of each layer's keys and of its values in slot 0, until `reshape`; 0 if it has none."""
         if self._addresses is None:

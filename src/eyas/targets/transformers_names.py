@@ -2,7 +2,8 @@
 
 Release 5.24 renamed the argument `past_key_values` to `cache`. The arguments of a forward are read from its signature;
 versions are never compared. In earlier releases, recurrent layers read their states from a cache's `layers` instead of
-its methods, and rotary embeddings of vision-language models need a position on each axis.
+its methods, and rotary embeddings of vision-language models need a position on each axis. Configs of models whose
+layers differ in size (Gemma 4) refuse to say the sizes that most layers have.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ def layers_of(states: Any) -> Numbered:
             record_past=states.is_recording_past(layer),
         )
     )
+
+
+def stated(config: Any, name: str) -> Any:
+    """What a config states for all layers that aren't listed with their own value; None if it doesn't."""
+    return vars(config).get(name) if getattr(config, "is_heterogeneous", False) else getattr(config, name, None)
 
 
 def rotation(rotary: Any, x: Tensor, positions: Tensor, **which: Any) -> Any:

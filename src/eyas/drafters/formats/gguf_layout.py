@@ -7,7 +7,7 @@ Shapes: N heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,32 @@ _YARN = {
 }
 
 
+def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The RoPE section; frequency factors become `longrope`, unless eyas stored the original section in the file."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _base(own, "rope.freq_base", 10000.0, where)}
+    if isinstance(written := file.metadata.get(ROPE), str):
+        exact = parse_json(written, f"{ROPE} of {where}")
+        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(own.get("rope.freq_base")):
+            return exact
+        raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
+    if ROPE_FACTORS in file.tensors:
+        factors = [float(factor) for factor in file.load(ROPE_FACTORS)]
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": own.get("context_length"),
+        }
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
+    rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+    return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+
+
 @dataclass(frozen=True)
 class GgufLayout:
     """The layout of the files of one architecture."""
@@ -71,6 +97,10 @@ class GgufLayout:
     """
     interleaved: bool
     """Whether rotated pairs of query and key channels are adjacent in the file, instead of half a head apart."""
+    rope: Callable[[Gguf, dict[str, Any], str], dict[str, Any]] = _rope
+    """Like `settings`: the RoPE section."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that may be in the file and aren't loaded, and why."""
 
     def names(self, layers: int) -> dict[str, str]:
         """Name in the file -> native name, for a drafter with `layers` layers, at most `DEEPEST`."""
@@ -92,7 +122,7 @@ class GgufLayout:
             raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}: eyas can't tell what they change")
         config = self._config(file, own, str(path))
         names = self.names(config.get("num_hidden_layers", 1))
-        if odd := sorted(set(file.tensors) - set(names) - {ROPE_FACTORS}):
+        if odd := sorted(set(file.tensors) - set(names) - {ROPE_FACTORS, *self.left_out}):
             raise CheckpointError(f"{path} has tensors that no {self.title} network has: {', '.join(odd)}")
         found = {names[name]: TensorInfo(t.shape, t.dtype, path) for name, t in file.tensors.items() if name in names}
         return RawCheckpoint(
@@ -108,9 +138,10 @@ class GgufLayout:
                 key: "the target's tokenizer" if key.startswith("tokenizer.") else "descriptive"
                 for key in file.metadata
                 if not key.startswith((prefix, "eyas."))
-            },
+            }
+            | {name: why for name, why in self.left_out.items() if name in file.tensors},
             notes=_notes(file),
-            doubts=_doubts(own),
+            doubts=_doubts(own) if CAUSAL in self.more_keys else [],
         )
 
     def _config(self, file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
@@ -130,7 +161,7 @@ class GgufLayout:
         if "d2t" in file.tensors:
             config["draft_vocab_size"] = file.tensors["d2t"].shape[0]
         config |= self.settings(file, own, where)
-        config["rope_parameters"] = _rope(file, own, where)
+        config["rope_parameters"] = self.rope(file, own, where)
         if isinstance(provenance := file.metadata.get(PROVENANCE), str):
             config["eyas"] = parse_json(provenance, f"{PROVENANCE} of {where}")
         if isinstance(tree := file.metadata.get(TREE), str):
@@ -169,30 +200,12 @@ def _doubts(own: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
-    """The RoPE section; frequency factors become `longrope`, unless eyas stored the original section in the file."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
-    if isinstance(written := file.metadata.get(ROPE), str):
-        exact = parse_json(written, f"{ROPE} of {where}")
-        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(own.get("rope.freq_base")):
-            return exact
-        raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
-    if ROPE_FACTORS in file.tensors:
-        factors = [float(factor) for factor in file.load(ROPE_FACTORS)]
-        return rope | {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": own.get("context_length"),
-        }
-    kind = own.get("rope.scaling.type", "none")
-    if kind == "none":
-        return rope
-    if kind not in ("linear", "yarn"):
-        raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
-    rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
-    return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+def _base(own: dict[str, Any], key: str, default: float, where: str) -> float:
+    """The base of RoPE under a key. Raises ConfigError if it isn't a number."""
+    base = own.get(key, default)
+    if isinstance(base, bool) or not isinstance(base, int | float):
+        raise ConfigError(f"{where}: {key} is {base!r}, not a number")
+    return float(base)
 
 
 def _as_float32(value: Any) -> float | None:
@@ -409,5 +422,101 @@ DFLASH_LAYOUT = GgufLayout(
 DFLASH_HEADS = {_ANCHOR: "sample_from_anchor", _CONFIDENT: "enable_confidence_head"}
 """Key that only files with a Markov head have -> config field of the same meaning."""
 
-GGUF_LAYOUTS = {layout.architecture: layout for layout in (EAGLE3_LAYOUT, DFLASH_LAYOUT)}
+_SHARED = "attention.shared_kv_layers"
+_OF_KINDS = "attention.head_count_kv"
+
+
+def _assistant_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
+    """The layers' types and heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
+    layers, pattern = own.get("block_count"), own.get(PATTERN)
+    if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
+        raise ConfigError(f"{where}: {PATTERN} must say for each of {layers} layers whether it has a window")
+    if own.get("nextn_predict_layers") != layers:
+        raise ConfigError(f"{where}: nextn_predict_layers {own.get('nextn_predict_layers')}: it has {layers} layers")
+    kinds = ["sliding_attention" if one else "full_attention" for one in pattern]
+    heads = own.get(_OF_KINDS)
+    listed = heads if isinstance(heads, list) else [heads] * len(kinds)
+    if len(listed) != len(kinds) or not all(type(one) is int for one in listed):
+        raise ConfigError(f"{where}: {_OF_KINDS} must be one whole number, or one for each of {layers} layers")
+    by_kind = dict(zip(kinds, listed, strict=True))
+    if any(by_kind[kind] != count for kind, count in zip(kinds, listed, strict=True)):
+        raise ConfigError(f"{where}: {_OF_KINDS} {listed}: layers of one type must have as many heads")
+    full = own.get("attention.key_length")
+    windowed = {own.get(key, full) for key in _WINDOWED_SIZES}
+    if type(full) is not int or len(windowed) > 1:
+        raise ConfigError(f"{where}: head sizes {sorted(windowed, key=str)}: keys, values and rotation must be equal")
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "attention_k_eq_v": True,
+        "layer_types": kinds, "head_dim": windowed.pop(), "global_head_dim": full,
+        "num_key_value_heads": by_kind.get("sliding_attention", listed[-1]),
+        "num_global_key_value_heads": by_kind.get("full_attention", listed[-1]),
+    }  # fmt: skip
+
+
+def _assistant_rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    """RoPE of both types of layers. Of full ones, factors say which frequencies turn: 1 = does, 1e30 = does not."""
+    if odd := [key for key in (*_ROPE_KEYS[1:], *_YARN) if own.get(key, "none") != "none"]:
+        raise ConfigError(f"{where}: {odd[0]}: eyas knows no assistant with scaled RoPE")
+    bases = {
+        kind: _base(own, key, default, where)
+        for kind, key, default in (
+            ("full_attention", "rope.freq_base", 1e6),
+            ("sliding_attention", "rope.freq_base_swa", 1e4),
+        )
+    }
+    rope = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()}
+    if ROPE_FACTORS in file.tensors:
+        factors = file.load(ROPE_FACTORS)
+        if 2 * len(factors) != own["attention.key_length"]:
+            raise CheckpointError(f"{where}: {ROPE_FACTORS} has {len(factors)} numbers, which isn't half a head")
+        turning = int((factors == 1).sum())
+        if not (turning and bool((factors[:turning] == 1).all()) and bool((factors[turning:] >= 1e30).all())):
+            raise ConfigError(f"{where}: {ROPE_FACTORS} scales frequencies: eyas reads ones, then 1e30")
+        if turning < len(factors):
+            part = {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
+            rope["full_attention"] |= part
+    elif not all(own.get(PATTERN, [False])):
+        raise CheckpointError(f"{where} has no {ROPE_FACTORS}, which says how layers of full attention rotate")
+    return rope
+
+
+_WINDOWED_SIZES = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+_CAP = "final_logit_softcapping"
+_CENTROIDS = "every token is scored, as in llama.cpp: the file doesn't say how many clusters"
+ASSISTANT_LAYOUT = GgufLayout(
+    architecture="gemma4-assistant",
+    title="assistant",
+    tensors={
+        "token_embd.weight": "embed_tokens.weight",
+        "output_norm.weight": "norm.weight",
+        "nextn.pre_projection.weight": "pre_projection.weight",
+        "nextn.post_projection.weight": "post_projection.weight",
+        "blk.{}.attn_norm.weight": "layers.{}.input_layernorm.weight",
+        "blk.{}.attn_q.weight": "layers.{}.self_attn.q_proj.weight",
+        "blk.{}.attn_q_norm.weight": "layers.{}.self_attn.q_norm.weight",
+        "blk.{}.attn_output.weight": "layers.{}.self_attn.o_proj.weight",
+        "blk.{}.post_attention_norm.weight": "layers.{}.post_attention_layernorm.weight",
+        "blk.{}.layer_output_scale.weight": "layers.{}.layer_scalar",
+        "blk.{}.ffn_norm.weight": "layers.{}.pre_feedforward_layernorm.weight",
+        "blk.{}.ffn_gate.weight": "layers.{}.mlp.gate_proj.weight",
+        "blk.{}.ffn_up.weight": "layers.{}.mlp.up_proj.weight",
+        "blk.{}.ffn_down.weight": "layers.{}.mlp.down_proj.weight",
+        "blk.{}.post_ffw_norm.weight": "layers.{}.post_feedforward_layernorm.weight",
+    },
+    keys={ours: theirs for ours, theirs in SIZES.items() if ours != _OF_KINDS}
+    | {
+        "embedding_length_out": "backbone_hidden_size",
+        WINDOW: "sliding_window",
+        _SHARED: "num_kv_shared_layers",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    },
+    more_keys=frozenset({*_WINDOWED_SIZES, _OF_KINDS, PATTERN, "rope.freq_base_swa", "nextn_predict_layers", _CAP}),
+    settings=_assistant_settings,
+    rope=_assistant_rope,
+    interleaved=False,
+    left_out={"masked_embd_centroids.weight": _CENTROIDS, "masked_embd_ordering": _CENTROIDS},
+)
+"""llama.cpp's `gemma4-assistant` files. No reader caps an assistant's logits, whatever the file says."""
+
+GGUF_LAYOUTS = {layout.architecture: layout for layout in (EAGLE3_LAYOUT, DFLASH_LAYOUT, ASSISTANT_LAYOUT)}
 """Architecture of a drafter's GGUF file -> its layout."""

@@ -37,6 +37,7 @@ from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.parameters import parameter_count
 from eyas.targets.slots import COLUMNS
+from eyas.targets.transformers_names import stated
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.lookahead import LookaheadTree
@@ -94,7 +95,7 @@ def describe(target: Target, drafter: Drafter) -> str:
     A model is described by its weights' names and shapes and its attention, as other models may have as many weights.
     """
     shapes = weight_shapes(target.model)
-    attention = [getattr(target.config, name, None) for name in _ATTENTION]
+    attention = [stated(target.config, name) for name in _ATTENTION]
     built = hashlib.sha256(repr((sorted(shapes.items()), attention)).encode()).hexdigest()[:8]
     network = drafter.module
     drafts = type(drafter if network is None else network).__name__
@@ -139,6 +140,7 @@ class _Bench:
         """Make slots of at least `columns` columns, which hold nothing but one pair of the drafter's."""
         self._cache = self._target.allocate(0)  # so that there are never two
         self._cache = self._target.allocate(slots, max(COLUMNS, columns + 64))
+        self._drafter.pairs.attach(self._cache)
         self._drafter.pairs.resize(0)
         self._drafter.pairs.resize(slots)
         for slot in range(slots):

@@ -183,6 +183,8 @@ _NO_WINDOW = only(
 
 def refusals(drafter: DrafterToExport, families: Families, rules: Iterable[Rule]) -> list[Refusal]:
     """A refusal for every rule that a drafter breaks; for kinds outside `families` only one, for the field `kind`."""
+    if not drafter.kind.trained:
+        return [Refusal("kind", f"{drafter.kind.name} comes with its target: engines that run it read its own files")]
     if drafter.kind.family not in families:
         return [Refusal("kind", f"it doesn't support drafters of kind {drafter.kind.name}")]
     return [

@@ -25,6 +25,7 @@ from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.taps import default_taps, spread_taps
+from eyas.targets.transformers_names import stated
 
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
@@ -176,6 +177,8 @@ class DrafterShape(StrictModel):
     def _known(cls, kind: str) -> str:
         if kind not in _PRESETS and kind not in KINDS:
             raise ValueError(f"unknown kind of drafter {kind!r}: use one of {', '.join((*KINDS, *_PRESETS))}")
+        if kind in KINDS and not KINDS[kind].trained:
+            raise ValueError(f"a drafter of kind {kind} comes with its target and isn't trained: use another kind")
         return kind
 
     @model_validator(mode="after")
@@ -407,12 +410,12 @@ def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
     """Key-value heads and head size of grouped-query attention with `heads` heads, for a drafter `width` wide."""
     if getattr(own, "kv_lora_rank", None):  # latent attention: head_dim covers only the rotated part
         return {"num_key_value_heads": heads, "head_dim": own.v_head_dim + own.v_head_dim % 2}
-    shared = getattr(own, "num_key_value_heads", None) or heads
+    shared = stated(own, "num_key_value_heads") or heads
     if heads % shared:
         shared = heads
     return {
         "num_key_value_heads": shared,
-        "head_dim": getattr(own, "head_dim", None) or max(2, width // heads // 2 * 2),
+        "head_dim": stated(own, "head_dim") or max(2, width // heads // 2 * 2),
     }
 
 
@@ -421,7 +424,7 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
     if getattr(own, "kv_lora_rank", None):
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         return {name: getattr(own, name) for name in names}
-    head = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+    head = stated(own, "head_dim") or own.hidden_size // own.num_attention_heads
     rotated = max(2, head // 4 * 2)
     return {
         "q_lora_rank": None, "kv_lora_rank": 4 * head, "qk_nope_head_dim": head, "qk_rope_head_dim": rotated,
