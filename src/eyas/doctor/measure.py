@@ -39,7 +39,7 @@ from eyas.drafters.kind import Kind
 from eyas.drafters.levels import HeadsNetwork
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
-from eyas.errors import RequestError
+from eyas.errors import CheckpointError, RequestError
 from eyas.targets import Target
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
@@ -63,6 +63,11 @@ class Reading:
     def of(cls, checkpoint: Checkpoint, target: Target) -> Reading:
         """The reading with which eyas loads the files. Raises CheckpointError, DrafterMismatchError."""
         config = checkpoint.config
+        if not checkpoint.kind.trained:
+            raise CheckpointError(
+                f"{checkpoint.raw.path} is a {checkpoint.kind.name}, whose files are read in one way only: "
+                "there is nothing to try"
+            )
         check_fit(config, target, str(checkpoint.raw.path))
         tensors = checkpoint.network(target).state_dict()
         return cls(checkpoint.kind, config, tensors, config.taps_of(target.num_layers))

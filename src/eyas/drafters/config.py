@@ -36,6 +36,8 @@ class DrafterConfig(StrictModel):
 
     is_block: ClassVar[bool] = False
     """Whether it drafts a block of slots that one pass fills (`drafters/block/`)."""
+    reads_target: ClassVar[bool] = False
+    """Whether it reads the target's cache (`NetworkPairs.target`), at the target's positions."""
 
     hidden_size: int = Field(ge=1, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)
@@ -56,6 +58,11 @@ class DrafterConfig(StrictModel):
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}")
         return self
+
+    @property
+    def embedding_size(self) -> int:
+        """The width of the embeddings that it reads."""
+        return self.hidden_size
 
     @property
     def tap_count(self) -> int:

@@ -180,9 +180,6 @@ class NetworkPairs(SlotPairs):
 class Proposer:
     """Runs a network to read pairs and to guess what follows them. It is stateless: all state lies in the pairs."""
 
-    reads_target = False
-    """Whether it reads the target's cache (`NetworkPairs.target`), which may move: its drafts aren't recorded."""
-
     def __init__(self, network: DraftNetwork) -> None:
         self.network = network
         self.decoder = network.decoder()

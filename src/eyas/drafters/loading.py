@@ -245,7 +245,7 @@ def drafter_of(
         kind = kind_if_any(network.config)
         proposer = (Proposer if kind is None else kind.proposer)(network)
     fed = None if proposer.decoder is None else torch.float32
-    record = None if proposer.reads_target else record
+    record = None if network.config.reads_target else record  # the target's cache may move between drafts
     if isinstance(width, int):
         return NetworkDrafter(proposer, taps, WindowPairs(network, Window(width), fed, record))
     return NetworkDrafter(proposer, taps, NetworkPairs(network, fed, record))

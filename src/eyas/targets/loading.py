@@ -306,6 +306,8 @@ def _shortened(config: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) == layers and key != "architectures":
             setattr(text, key, value[:1])
     text.num_hidden_layers = 1
+    if getattr(text, "num_kv_shared_layers", None):
+        text.num_kv_shared_layers = 0  # they are the last ones
     return short
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from functools import cache
 from itertools import product
@@ -19,12 +20,16 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 import eyas
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.files import read_headers
 from eyas.drafters.kinds.gemma4_assistant import AssistantLevels, AssistantNetwork
 from eyas.drafters.loading import load_drafter, make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError, InvariantError, UnsupportedModelError
+from eyas.interop.inspect.report import report_drafter, report_target
+from eyas.plan.costs import model_size
 from eyas.targets import Target, load_target
+from eyas.targets.loading import described, read_config
 from eyas.targets.slots import SlotCache
 from eyas.train.drafter.shape import DrafterShape
 from eyas.tree import parse_tree
@@ -369,6 +374,29 @@ def test_assistants_of_other_models_are_refused_by_their_sizes(pair: Any, tmp_pa
 def test_it_is_not_trained() -> None:
     with pytest.raises(ValueError, match="comes with its target and isn't trained"):
         DrafterShape(kind="gemma4_assistant")
+
+
+def test_auto_and_inspect_know_the_published_assistant(
+    pair: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "eyas.loading")
+    made = pair("centroids")
+    model, drafter = tmp_path / "gemma-4-E2B-it", tmp_path / "gemma-4-E2B-it-assistant"
+    made.model.save_pretrained(model)
+    drafter.symlink_to(made.folder)
+    found = make_drafter(DrafterOptions("auto", quantize="off"), made.target, model=model)
+    assert isinstance(found, NetworkDrafter)
+    assert isinstance(found.network, AssistantNetwork)
+    assert "published for google/gemma-4-E2B-it (gemma4_assistant)" in caplog.text
+    report = report_drafter(drafter, report_target(model, read_headers(model)).profile)
+    assert not report.problems
+    assert (report.own_embedding, report.own_head) == (False, True)
+
+
+def test_sizes_of_a_target_whose_layers_differ_are_known_without_its_weights(model_folder: Path) -> None:
+    assert described(model_folder).num_layers == 6
+    size = model_size(read_config(str(model_folder)))
+    assert (size.query, size.key) == (4 * 8, 2 * 8)
 
 
 # --- GGUF ---

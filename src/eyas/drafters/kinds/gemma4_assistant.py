@@ -21,7 +21,7 @@ K columns of the target's cache, C centroids, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -61,6 +61,8 @@ _TARGETS_ONLY = (
 class AssistantConfig(TransformerConfig):
     """Sizes, the types of the layers, and the head. Layers of full attention may have other heads than sliding ones."""
 
+    reads_target: ClassVar[bool] = True
+
     embedding: Literal["shared"] = "shared"
     """The target's, as the target itself reads tokens."""
     head: Literal["own"] = "own"
@@ -99,6 +101,10 @@ class AssistantConfig(TransformerConfig):
         if self.draft_vocab_size != self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size}: an assistant guesses the whole vocabulary")
         return self
+
+    @property
+    def embedding_size(self) -> int:
+        return self.target_hidden_size
 
     @property
     def rope_size(self) -> int:
@@ -174,11 +180,11 @@ def _read_heads(fields: Fields) -> None:
     equal = fields.take("attention_k_eq_v", bool, default=False)
     listed = fields.take("per_layer_config", dict)
     fields.default("head_dim", 256)
-    fields.default("global_head_dim", 512)
-    if not equal:  # the key counts only where keys are values, too, as transformers reads it
-        values.pop("num_global_key_value_heads", None)
-    fields.default("num_global_key_value_heads", values.get("num_key_value_heads"))
     if listed is None:
+        fields.default("global_head_dim", 512)
+        if not equal:  # the key counts only where keys are values, too, as transformers reads it
+            values.pop("num_global_key_value_heads", None)
+        fields.default("num_global_key_value_heads", values.get("num_key_value_heads"))
         return
     by_kind: dict[str, tuple[Any, Any]] = {}
     for index, kind in enumerate(kinds):
@@ -191,10 +197,12 @@ def _read_heads(fields: Fields) -> None:
         )
         if by_kind.setdefault(kind, heads) != heads:
             raise ConfigError(f"{fields.where}: layers of the same type have different heads in per_layer_config")
-    if FULL in by_kind:
-        values["num_global_key_value_heads"], values["global_head_dim"] = by_kind[FULL]
-    if SLIDING in by_kind:
-        values["num_key_value_heads"], values["head_dim"] = by_kind[SLIDING]
+    any_layers = next(iter(by_kind.values()), (None, None))
+    for kind, names in (
+        (FULL, ("num_global_key_value_heads", "global_head_dim")),
+        (SLIDING, ("num_key_value_heads", "head_dim")),
+    ):
+        values |= zip(names, by_kind.get(kind, any_layers), strict=True)
 
 
 def _rope(written: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
@@ -283,6 +291,8 @@ class AssistantLayer(nn.Module):
 class Clusters(nn.Module):
     """The clusters into which a head sorts the vocabulary: C of V / C tokens each."""
 
+    token_ordering: Tensor  # [V] int64: the tokens, cluster after cluster
+
     def __init__(self, config: AssistantConfig, count: int) -> None:
         super().__init__()
         self.most = config.centroid_intermediate_top_k
@@ -322,7 +332,8 @@ class AssistantNetwork(DraftNetwork):
         """The head, under the name of the embedding that it is tied to; with clusters, only some rows are read."""
         size, tokens = self.config.hidden_size, self.config.vocab_size
         whole = self.config.num_centroids is None
-        self.embed_tokens = nn.Linear(size, tokens, bias=False) if whole else nn.Embedding(tokens, size)
+        made: Any = nn.Linear(size, tokens, bias=False) if whole else nn.Embedding(tokens, size)
+        self.embed_tokens = made
 
     @property
     def heads(self) -> list[nn.Linear]:
@@ -443,7 +454,6 @@ class AssistantProposer(Proposer):
     """Keeps of each row its last token and the target's state before it; the rest is in the target's cache."""
 
     network: AssistantNetwork
-    reads_target = True
 
     def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:  # noqa: ARG002
         return AssistantLevels(self.network, pairs, rows)

@@ -332,6 +332,7 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
         report.problems.append(str(error))
         return report
     config = checkpoint.config
+    report.own_embedding, report.own_head = config.embedding == "own", config.head == "own"
     report.config = config.model_dump(exclude={"taps"})
     report.taps = None if config.taps is None else list(config.taps)
     report.windows = _windows(config)
@@ -449,7 +450,7 @@ def _warn(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> 
             "no taps in config.json: every reader uses its own default, and defaults differ by one between projects "
             "(boundaries or layer outputs)"
         )
-    if isinstance(config, TransformerConfig):
+    if isinstance(config, TransformerConfig) and not config.reads_target:
         _warn_of_positions(report, config, raw)
     if report.provenance is None:
         report.warnings.append("no provenance (key `eyas`): its target and training data are unknown")
@@ -474,16 +475,16 @@ def _compare_with(report: DrafterReport, config: DrafterConfig, target: TargetPr
     ):
         if mine != theirs:
             report.problems.append(f"doesn't fit the target: {what} of {mine}, but the target's is {theirs}")
-    if config.embedding == "shared" and config.hidden_size != target.hidden_size:
+    if config.embedding == "shared" and config.embedding_size != target.hidden_size:
         report.problems.append(
-            f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.hidden_size}"
+            f"no embedding of its own, and the target's is {target.hidden_size} wide, not {config.embedding_size}"
         )
     n = target.layers
     if config.taps is not None:
         outside = [tap for tap in config.taps if not 0 <= tap <= n + 1]
         if outside:
             report.problems.append(f"taps {outside} lie outside the target's boundaries 0..{n + 1}")
-    if isinstance(config, TransformerConfig):
+    if isinstance(config, TransformerConfig) and not config.reads_target:
         _compare_positions(report, config, target)
     recorded = report.target_fingerprint
     if target.fingerprint is not None and recorded is not None and recorded != target.fingerprint:
