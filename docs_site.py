@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (`mkdocs.yml`): the site is docs/, the README as its home, and what else of the repository they link to.
+"""Hooks of mkdocs (`mkdocs.yml`): the site is docs/, the README as its home, and the other files that they link to.
 
 Links are relative to files of the repository, so that they work there. Here each is looked up, and rewritten for where
 its file is in the site: `docs/X` at `X`, the README at `index.md`, others at `repository/PATH`.

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").rglob("*.md")), ROOT / "src/eyas/assets/smollm2/README.md",
+    ROOT / "examples/README.md",
 ]  # fmt: skip
 
 PROGRAMS = ("eyas", "python", "torchrun", "make", "pip", "hf", "curl", "source", "sed")

@@ -1,124 +1,81 @@
-"""The example package, installed as its user installs it: trained, inspected, decoded with, and found by its names."""
+"""The programs and the notebook of examples/, run as they are with a tiny model."""
 
 from __future__ import annotations
 
 import json
+import runpy
+import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from eyas.cli.app import app
+from .forks import Fork
+from .pairs import save_drafter, save_target
 
-from .packages import build_and_install, on_the_path
-from .pairs import save_target, write_rows
-
-EXAMPLE = Path(__file__).parent.parent / "examples" / "two_layer"
-PROMPTS = ("def add(a, b):", "Natalia sold 48/2 =")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with on_the_path(build_and_install(EXAMPLE, tmp_path_factory.mktemp("example") / "site")):
-        yield
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("target"))
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("pair")
+    return str(save_target(folder / "target")), str(save_drafter(folder / "drafter"))
 
 
-@pytest.fixture(scope="module")
-def drafter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's recipe, run for a few steps."""
-    folder = tmp_path_factory.mktemp("run")
-    rows = [
-        {
-            "id": str(n),
-            "messages": [{"role": "user", "content": PROMPTS[0]}, {"role": "assistant", "content": f"return {n} + b"}],
-        }
-        for n in range(12)
-    ]
-    chats = write_rows(folder / "chats.jsonl", rows)
-    eyas(
-        "train", "two_layer", f"drafter.target={model}", "drafter.source=online", f"drafter.chats={chats}",
-        "drafter.held_out_share=0.2", f"drafter.output={folder / 'run'}", "drafter.shape.options.width=24",
-        "drafter.max_length=64", "drafter.batch_tokens=128", "drafter.loop.epochs=null", "drafter.loop.steps=4",
-        "drafter.loop.log_every=1", "drafter.validation={batches: 1, prompts: 1, max_tokens: 8, tree: 'chain:2'}",
-        "drafter.device=cpu", "drafter.target_dtype=float32",
-    )  # fmt: skip
-    return folder / "run" / "drafter"
+class Server(Fork):
+    """A fork in the place of a new Python, which takes seconds to start."""
+
+    def __init__(self, command: list[str]) -> None:
+        super().__init__(command[1:])
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
 
-def eyas(*words: Any) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def decoded(model: Path, *words: Any) -> list[list[int]]:
-    prompts = write_rows(model / "prompts.jsonl", [{"prompt": prompt} for prompt in PROMPTS])
-    rows = eyas(
-        "generate",
-        model,
-        "--prompt-file",
-        prompts,
-        "--raw",
-        "--max-new-tokens",
-        24,
-        "--json",
-        "--device",
-        "cpu",
-        *words,
-    )
-    return [json.loads(row)["token_ids"] for row in rows.splitlines() if row.startswith("{")]
+def test_generate(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(monkeypatch, "generate.py", "--model", pair[0], "--drafter", pair[1], "--tokens", "8")
+    said = capsys.readouterr().out
+    assert "the same tokens as without a drafter: True" in said
+    assert "plain: 7 passes" in said
 
 
-def test_it_is_small() -> None:
-    files = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert len(files) <= 3
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= 150
+def test_serve_and_ask(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Server)
+    run(monkeypatch, "serve_and_ask.py", "--model", pair[0], "--drafter", pair[1], "--tokens", "8")
+    assert "tokens; speculation: {'target_passes':" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("method", [("--tree", "chain:3"), ("--tree", "dynamic:3,4,9"), ("--method", "+last_time")])
-def test_its_drafter_changes_no_token(model: Path, drafter: Path, method: tuple[str, ...], temperature: int) -> None:
-    sampling = ("--temperature", temperature, "--seed", 5)
-    plain = decoded(model, "--method", "none", *sampling)
-    assert len(plain) == len(PROMPTS)
-    assert decoded(model, "--draft-model", drafter, *method, *sampling) == plain
+def test_train_a_drafter(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "def add{number}(a, b):"}}\n' for number in range(12)))
+    words = ("--output", str(tmp_path / "run"), "--model", pair[0], "--prompts", str(prompts))
+    run(monkeypatch, "train_a_drafter.py", *words, "--tokens", "12", "--steps", "2")
+    assert "accept length" in capsys.readouterr().out
 
 
-def test_its_method_changes_no_token(model: Path) -> None:
-    plain = decoded(model, "--method", "none")
-    assert decoded(model, "--method", "last_time") == plain
+def test_the_notebook(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((EXAMPLES / "rounds.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    named = 'MODEL, DRAFTER = "smollm2", "smollm2"'
+    assert sum(named in cell for cell in cells) == 1
+    names: dict[str, object] = {}
+    for number, cell in enumerate(cells):
+        exec(compile(cell.replace(named, f"MODEL, DRAFTER = {pair}"), f"cell {number}", "exec"), names)
+    said = capsys.readouterr().out
+    assert "round 1: " in said
+    assert "passes instead of 31" in said
+    assert not any(cell.get("outputs") for cell in notebook["cells"]), "outputs are not kept: they are made anew"
 
 
-def test_its_drafter_is_known_by_its_files(model: Path, drafter: Path) -> None:
-    assert "two_layer" in eyas("inspect", drafter, "--model", model)
-    config = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
-    assert (config["model_type"], config["width"]) == ("eyas_two_layer", 24)
-    assert config["eyas"]["loss"]["feature"] == "smooth_l1"  # the kind's own
-    refused = CliRunner().invoke(
-        app, ["export", str(drafter), "--to", "vllm", "--output", str(drafter.parent / "out"), "--model", str(model)]
-    )
-    assert refused.exit_code != 0
-    assert "it doesn't support drafters of kind two_layer" in refused.stderr
-
-
-def test_version_lists_it() -> None:
-    lines = eyas("--version").splitlines()
-    assert {
-        "  eyas-two-layer 0.1: drafter kind two_layer", "  eyas-two-layer 0.1: method last_time",
-        "  eyas-two-layer 0.1: folder of recipes two_layer",
-    } <= {*lines[1:]}  # fmt: skip
-
-
-def test_it_is_imported_only_when_it_is_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "eyas_two_layer", raising=False)
-    eyas("--help")
-    decoded(model, "--method", "suffix")
-    assert "eyas_two_layer" not in sys.modules
+def test_no_program_is_left_out() -> None:
+    assert PROGRAMS == ["generate.py", "serve_and_ask.py", "train_a_drafter.py"]

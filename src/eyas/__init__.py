@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eyas.text.dialogue import Conversation
     from eyas.types import Chunk, Completion, GrammarSpec, Request, SamplingParams, Stats, TokenLogprobs
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Chunk",
