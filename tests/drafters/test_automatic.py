@@ -70,7 +70,10 @@ def test_heads_in_the_file_come_next_also_with_copies(tmp_path: Path, told: Any)
     model = heads(tmp_path, inside=True, companion=False)
     assert isinstance(found(model, method="+suffix"), HybridDrafter)
     assert told()[-1] == "drafter: MTP heads, in the model's file"
-    assert advice(model) == f"{model} comes with a drafter, MTP heads in the model's file: --method mtp drafts with it"
+    assert advice(model) == (
+        f"{model} comes with a drafter, MTP heads in the model's file: --method mtp drafts with it; "
+        f"eyas bench methods {model} --method mtp --prompt-file PROMPTS measures what it gains here"
+    )
 
 
 def test_a_companion_that_does_not_fit_is_passed_over_with_its_reason(tmp_path: Path, told: Any) -> None:
