@@ -77,12 +77,6 @@ def decoded(model: Path, *words: Any) -> list[list[int]]:
     return [json.loads(row)["token_ids"] for row in rows.splitlines() if row.startswith("{")]
 
 
-def test_it_is_small() -> None:
-    files = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert len(files) <= 3
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= 150
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("method", [("--tree", "chain:3"), ("--tree", "dynamic:3,4,9"), ("--method", "+last_time")])
 def test_its_drafter_changes_no_token(model: Path, drafter: Path, method: tuple[str, ...], temperature: int) -> None:

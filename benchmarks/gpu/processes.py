@@ -17,7 +17,7 @@ from benchmarks.gpu.steps import Outcome, Skipped
 ROOT = Path(__file__).parents[2]
 TESTS = {
     "losslessness": ("tests/engine/test_equality.py", "tests/engine/test_round.py"),
-    "kernels of training": ("tests/train/loss/test_causal_kernels.py",),
+    "kernels of training": ("tests/train/loss/test_chain_attention_kernels.py",),
     "recurrent targets": ("tests/engine/test_recurrent_targets.py",),
     "engine": tuple(
         f"tests/engine/test_{name}.py" for name in ("engine", "sampling", "prefix", "grammar", "serving", "under_load")

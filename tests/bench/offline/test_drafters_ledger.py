@@ -9,7 +9,7 @@ import pytest
 from eyas.bench.offline.drafters import Ledger
 from eyas.errors import DataError
 
-from .offline.candidates import task
+from .candidates import task
 
 
 def ledger(folder: Path, **tasks: str) -> Ledger:
