@@ -125,6 +125,13 @@ def test_imports_point_one_way(path: Path) -> None:
     assert not wrong, f"{ids(path)} may not import {', '.join(wrong)}"
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if room(path) == "engine"], ids=ids)
+def test_the_engine_knows_what_runs_passes_as_a_backend_alone(path: Path) -> None:
+    """Not by the native code or the CUDA graphs (`targets/backend.py`)."""
+    names = {node.module or "" for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in names if name.startswith(("eyas.targets.native", "eyas.targets.graphs"))]
+
+
 def test_nothing_below_imports_the_command_line() -> None:
     assert not any("cli" in allowed for allowed in ALLOWED.values())
 

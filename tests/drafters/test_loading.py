@@ -21,7 +21,9 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, weight_formats
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import Int4Linear, Int8Linear
+from eyas.targets.parameters import weight_formats
 
 from .. import pairs, tiny
 

@@ -24,10 +24,11 @@ from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.gguf_weights import model_by_transformers
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.loading import read_config, read_model
-from eyas.targets.native import linears
+from eyas.targets.native import packed_linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import PackedEmbedding, PackedLinear, weight_formats
 from eyas.targets.native.packed import GGML, WeightBlocks, fit_float16, panels_of_rows, product
+from eyas.targets.native.packed_linears import PackedEmbedding, PackedLinear
+from eyas.targets.parameters import weight_formats
 from eyas.tree import parse_tree
 
 from .. import gguf_models, tiny
@@ -212,7 +213,7 @@ def test_sums_that_are_wrong_on_this_processor_are_not_used(
 ) -> None:
     monkeypatch.setattr("eyas.targets.loading.sums_codes", lambda: False)
     assert weight_formats(load_target(file_of("Q4_0"), dtype="auto", device="cpu").model) is None
-    assert linears.sums_codes()
+    assert packed_linears.sums_codes()
 
 
 def test_costs_and_certificates_know_the_format(file_of: Callable[[str], Path]) -> None:

@@ -14,7 +14,8 @@ from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets import Target, load_target
-from eyas.targets.graphs import Outputs, PassGraphs, Recording, filled_up, recurring, recurring_rows
+from eyas.targets.graphs import Outputs, PassGraphs, Recording, filled_up, recurring_rows
+from eyas.targets.shapes import recurring
 from eyas.targets.slots import KVShape, SlotCache
 from eyas.tree import parse_tree
 from eyas.types import Completion, DraftRound, Request, SamplingParams

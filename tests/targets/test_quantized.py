@@ -20,7 +20,7 @@ from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_dtype
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear
+from eyas.targets.native.packed_linears import Int8Linear
 from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams

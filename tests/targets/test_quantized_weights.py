@@ -19,7 +19,8 @@ from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.native.layer_trials import inputs_as_floats
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import PackedLinear, weight_formats
+from eyas.targets.native.packed_linears import PackedLinear
+from eyas.targets.parameters import weight_formats
 from eyas.targets.tokenizers import eos_token_ids
 
 from .. import quantized, tiny

@@ -25,10 +25,11 @@ from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import UsageError
 from eyas.runtime import inference, to_device
 from eyas.targets.attention import RaggedLayout
-from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
+from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up
 from eyas.targets.native.decoder import Kept, NativeDecoder, Staged, TargetStates
 from eyas.targets.native.levels import NativeLevels
-from eyas.targets.native.linears import native_guesses
+from eyas.targets.native.ops import native_guesses
+from eyas.targets.shapes import recurring
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
 from eyas.types import Owner

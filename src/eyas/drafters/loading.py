@@ -42,8 +42,10 @@ from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint, keep_fingerprint, weights_hash
 from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
+from eyas.targets.native.layouts import best_layout
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import Int4Linear, Int8Linear
 from eyas.targets.native.panel_files import kept_panels
 
 _LOG = logging.getLogger("eyas")

@@ -35,7 +35,8 @@ from eyas.targets.graphs import Compute
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
-from eyas.targets.native.linears import NativeLinear, PackedLinear, matrix_of
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import PackedLinear, matrix_of
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.slots import KVShape, SlotCache
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -28,7 +27,6 @@ from eyas.engine.sequence import InputProcessor, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, UsageError
 from eyas.runtime import inference
 from eyas.targets import Target
-from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import dense_columns
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
 from eyas.verify import SeededWalk, WalkRule
@@ -119,7 +117,7 @@ class Engine:
 
     @inference  # for the whole step: tensors that a pass allocates can't be changed outside of inference mode
     def _advance(self) -> None:
-        with lone_torch() if self.target.alone else nullcontext():
+        with self.target.backend.running():
             self._core.step()
 
     @property

@@ -32,7 +32,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import to_device
-from eyas.targets.native.linears import native_attention
+from eyas.targets.native.ops import native_attention
 from eyas.tree import DraftTree
 
 

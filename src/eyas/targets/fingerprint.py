@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from eyas.cache.kept import content_hash
 from eyas.targets.linears import PrepackedLinear
-from eyas.targets.native.linears import PackedEmbedding
+from eyas.targets.native.packed_linears import PackedEmbedding
 
 _KEPT = "_eyas_fingerprints"
 SAMPLE = 1024

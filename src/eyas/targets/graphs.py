@@ -20,13 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
+from eyas.targets.shapes import USES, recurring
 
 _LOG = logging.getLogger("eyas")
 _MOST_TOKENS = 256
 """Most tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
 _MOST_GRAPHS = 128
-USES = 2
-"""A shape is recorded at this use: many shapes occur only once."""
 _COLUMNS = 256
 """Columns of keys are rounded up to a multiple of this, or of a quarter of the power of two below them if greater."""
 
@@ -195,12 +194,6 @@ class PassGraphs:
                 self._buffers[key] = tensor.new_zeros(tensor.numel())
             views.append(self._buffers[key][: tensor.numel()].view(tensor.shape))
         return views
-
-
-def recurring(count: int) -> int:
-    """Round `count` up to a recurring number: any number up to 4, then two per power of two."""
-    step = max(1, 1 << max(0, (count - 1).bit_length() - 2))
-    return count + -count % step
 
 
 def recurring_rows(cache: CacheColumns, rows: range, staged: int) -> RecurringRows | None:

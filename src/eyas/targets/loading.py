@@ -33,18 +33,11 @@ from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
+from eyas.targets.native.layouts import best_layout
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import (
-    Int4Linear,
-    Int8Linear,
-    NativeLinear,
-    PackedEmbedding,
-    PackedLinear,
-    as_linear,
-    best_layout,
-    sums_codes,
-)
+from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.native.packed import PackedWeight
+from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 from eyas.targets.native.panel_files import kept_panels
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.quantization import (

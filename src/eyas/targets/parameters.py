@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from eyas.targets.fingerprint import weight_shapes
-from eyas.targets.native.linears import PackedEmbedding
+from eyas.targets.native.packed_linears import PackedEmbedding, PackedLinear
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -37,3 +37,9 @@ def described_parameter_count(model_class: type[Any], config: Any) -> int:
     """The number of parameters of a transformers `model_class` with this config, from the config alone."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in model_class(config).parameters())
+
+
+def weight_formats(model: nn.Module) -> str | None:
+    """The 4-bit and 8-bit formats of a model's packed weights, such as `Q4_1, Q8_0`; None if there are none."""
+    found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
+    return ", ".join(sorted(found)) or None

@@ -26,11 +26,15 @@ from eyas.targets.architecture import (
     refused_where_it_fails,
 )
 from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
-from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
+from eyas.targets.backend import Backend, GraphsBackend, ModulesBackend, NativeBackend
+from eyas.targets.graphs import PassGraphs, Record, filled_up
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import PackedLinear
+from eyas.targets.native.products import multiplies_by_vectors
 from eyas.targets.native.states import NativeStates
 from eyas.targets.recurrent import ShapeProbe, run_by_levels
+from eyas.targets.shapes import recurring
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import RecurrentStates, SlotStates
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
@@ -241,9 +245,13 @@ class Passes(EmbeddingAndHead):
         }
 
     @property
-    def alone(self) -> bool:
-        """Whether torch should run on one thread: next to native passes, or for many small operations."""
-        return self.native is not None or (bool(self.states) and self.device.type == "cpu")
+    def backend(self) -> Backend:
+        """What runs the passes."""
+        if self.native is not None:
+            return NativeBackend()
+        if self.record is not None:
+            return GraphsBackend()
+        return ModulesBackend(single_threaded=bool(self.states) and self.device.type == "cpu")
 
     @property
     def dense_pass(self) -> int | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn.functional import pad
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import attention_of_any_shape
 from eyas.targets.architecture import refused_where_it_fails
-from eyas.targets.native.linears import lone_torch, weight_formats
+from eyas.targets.parameters import weight_formats
 from eyas.targets.passes import EmbeddingAndHead, Passes
 from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
@@ -64,7 +63,7 @@ class Target(Passes):
 
         What stands at padded positions means nothing.
         """
-        with lone_torch() if self.alone else nullcontext(), attention_of_any_shape():
+        with self.backend.running(), attention_of_any_shape():
             if self.native is not None:  # by the passes that serve, two to six times as fast as the modules
                 return _in_chunks(self, tokens, lengths.tolist(), taps, NATIVE_CHUNK)
             if tokens.shape[1] <= AT_ONCE:

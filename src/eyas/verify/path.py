@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
-from eyas.targets.native.linears import Draw, native_gumbel
+from eyas.targets.native.noise import Draw, native_gumbel
 from eyas.types import SamplingParams
 
 _NONE, _ANY = -1, -2

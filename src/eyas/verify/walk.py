@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from eyas.errors import UsageError
 from eyas.runtime import to_device
-from eyas.targets.native.linears import best_token, drawn_token, native_rows
+from eyas.targets.native.noise import best_token, drawn_token, native_rows
 from eyas.tree import DraftTree, Draws, NodeLogits
 from eyas.types import TypicalAcceptance
 from eyas.verify.path import gumbel, keep_min_p, keep_top_k, keep_top_p

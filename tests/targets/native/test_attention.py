@@ -9,7 +9,7 @@ import torch
 
 from eyas.targets import load_target
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import native_attention
+from eyas.targets.native.ops import native_attention
 
 from ... import tiny
 

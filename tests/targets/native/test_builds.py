@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from eyas.machine import processor_flags, processor_model
-from eyas.targets.native import builds, linears
+from eyas.targets.native import builds, linears, ops, packed_linears
 from eyas.targets.native.builds import BUILDS, FLAGS, compile_library, compiler, prebuilt, sources_hash
 from eyas.targets.native.library import KINDS, Kernels, kernels
-from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear
+from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.native.packed import WeightFormat, random_blocks
+from eyas.targets.native.packed_linears import PackedLinear
 
 V3 = "avx2 fma f16c bmi1 bmi2 movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -85,7 +86,8 @@ def test_every_build_compiles_and_computes_the_same_bits(
     assert made.vnni == any(flag.endswith("vnni") for flag in build.flags)
     assert made.ways == here.ways or "-mavx512bf16" not in build.flags or not processor_model().startswith("AMD")
     expected = products()
-    monkeypatch.setattr(linears, "loaded_kernels", lambda: made)
+    for module in (linears, ops, packed_linears):
+        monkeypatch.setattr(module, "loaded_kernels", lambda: made)
     assert all(torch.equal(found, other) for found, other in zip(products(), expected, strict=True))
 
 

@@ -23,8 +23,9 @@ from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
 from eyas.targets.native.decoder import NativeDecoder, Staged, TargetStates
 from eyas.targets.native.levels import NativeLevels
-from eyas.targets.native.library import Way, kernels
-from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, PackedEmbedding, loaded_kernels
+from eyas.targets.native.library import Way, kernels, loaded_kernels
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding
 from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import BINS, ValueTable
@@ -184,7 +185,7 @@ def test_the_same_holds_by_tiles_and_with_many_threads(
     if Way.TILES_OF_VECTORS not in offered:
         pytest.skip("this processor has no products of pairs")
     tiles = Way.TILES if Way.TILES in offered else Way.TILES_OF_VECTORS
-    monkeypatch.setattr(linears, "_ways", lambda: tiles)
+    monkeypatch.setattr(linears, "chosen_ways", lambda: tiles)
     monkeypatch.setattr("eyas.targets.native.decoder.threads_for", lambda _: 4)
     target = load_target(folders / name, device="cpu", dtype=torch.bfloat16, quantize=quantize)
     assert target.native is not None

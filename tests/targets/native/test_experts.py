@@ -14,7 +14,8 @@ from eyas.targets.fingerprint import fingerprint
 from eyas.targets.native.experts import NativeExperts, NativeRouter, replace_experts
 from eyas.targets.native.forms import RouterForm
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import Int8Linear
 
 from ... import tiny
 

@@ -12,21 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
-from eyas.targets.native import library, linears
-from eyas.targets.native.library import Way, kernels
-from eyas.targets.native.linears import (
-    Draw,
-    Int8Linear,
-    NativeLinear,
-    best_layout,
-    best_token,
-    describe_products,
-    drawn_token,
-    loaded_kernels,
-    native_guesses,
-    native_gumbel,
-    native_rows,
-)
+from eyas.targets.native import layouts, library, linears, ops, products, ways
+from eyas.targets.native.layouts import best_layout
+from eyas.targets.native.library import Way, kernels, loaded_kernels
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.noise import Draw, best_token, drawn_token, native_gumbel, native_rows
+from eyas.targets.native.ops import multiplied, native_guesses
+from eyas.targets.native.packed_linears import Int8Linear
+from eyas.targets.native.products import describe_products
 from eyas.verify.path import _gumbel, gumbel
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
@@ -89,7 +82,7 @@ def test_sums_of_bfloat16_take_the_second_of_each_pair_first(tokens: int, out: i
     x = (
         torch.randn(tokens, width) * 2.0 ** torch.randint(-9, 9, (tokens, width))
     ).bfloat16()  # so that sums are rounded
-    assert torch.equal(native.run(native.struct(0, out, 0), x, False), chained(x, weight))
+    assert torch.equal(multiplied(native.struct(0, out, 0), x, False), chained(x, weight))
 
 
 def each_token_alone(native: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +92,7 @@ def each_token_alone(native: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPat
         assert torch.equal(native(x[:count]), alone[:count])
         assert torch.equal(native(x[40 - count :]), alone[40 - count :])
     for threads in (2, 3):
-        monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
+        monkeypatch.setattr(ops, "threads_for", lambda _, threads=threads: threads)
         assert torch.equal(native(x), alone)
 
 
@@ -116,14 +109,14 @@ def test_a_token_s_product_does_not_depend_on_the_others(dtype: torch.dtype, mon
 )  # fmt: skip
 def test_products_of_pairs_are_the_same_bits(tokens: int, out: int, width: int, seed: int, tiny: bool) -> None:
     """Also where a sum is subnormal, which counts as 0 in both."""
-    if linears._ways() in (0, Way.TILES):
+    if ways.chosen_ways() in (0, Way.TILES):
         pytest.skip("this processor has no products of pairs, or they aren't used")
     plain = linear(out, width, torch.bfloat16, False, seed)
     if tiny:
         plain.weight.mul_(2.0**-110)
     native = NativeLinear(plain, False)
     x = torch.randn(tokens, width).bfloat16() * (2.0**-14 if tiny else 1)
-    chains, pairs = (native.run(native.struct(0, out, ways), x, False) for ways in (0, (1 << 32) - 1))
+    chains, pairs = (multiplied(native.struct(0, out, bits), x, False) for bits in (0, (1 << 32) - 1))
     assert torch.equal(chains, pairs)
     assert torch.equal(native.product(x, False), chains)
 
@@ -153,8 +146,8 @@ def test_tiles_have_the_sums_that_are_documented(tokens: int, out: int, width: i
     plain = linear(out, width, torch.bfloat16, False, seed)
     x, expected = torch.randn(tokens, width).bfloat16(), plain.weight.clone()
     native = NativeLinear(plain, False)
-    for way in {Way.TILES_OF_VECTORS, *([Way.TILES] if linears._ways() == Way.TILES else ())}:
-        assert torch.equal(native.run(native.struct(0, out, way), x, False), tiled(x, expected))
+    for way in {Way.TILES_OF_VECTORS, *([Way.TILES] if ways.chosen_ways() == Way.TILES else ())}:
+        assert torch.equal(multiplied(native.struct(0, out, way), x, False), tiled(x, expected))
 
 
 @pytest.mark.parametrize("width", [31, 32, 48, 101])
@@ -164,7 +157,7 @@ def test_a_token_s_product_by_tiles_does_not_depend_on_the_others(width: int, mo
     for way in (Way.TILES_OF_VECTORS, Way.TILES):
         if way not in loaded_kernels().ways:
             continue
-        monkeypatch.setattr(linears, "_ways", lambda way=way: way)
+        monkeypatch.setattr(linears, "chosen_ways", lambda way=way: way)
         native = NativeLinear(linear(150, width, torch.bfloat16), False)
         x = torch.randn(40, width).bfloat16()
         alone = torch.cat([native(row.unsqueeze(0)) for row in x])
@@ -173,7 +166,7 @@ def test_a_token_s_product_by_tiles_does_not_depend_on_the_others(width: int, mo
         for count in range(1, 41):
             assert torch.equal(native(x[:count]), alone[:count])
         for threads in (2, 3):
-            monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
+            monkeypatch.setattr(ops, "threads_for", lambda _, threads=threads: threads)
             assert torch.equal(native(x), alone)
 
 
@@ -181,16 +174,16 @@ class Ways:
     """A processor that has made-up times, and sums in its own order where it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], odd: int | None = None) -> None:
-        def run(_: NativeLinear, struct: library.Linear, *__: Tensor, rounds: bool) -> Tensor:
+        def run(struct: library.Linear, *_: Tensor, rounds: bool) -> Tensor:
             assert not rounds
             return torch.tensor(float(struct.ways == odd))
 
-        def best(ways: list[list[partial[Tensor]]], x: Tensor, repeats: int) -> list[float]:
+        def best(taken: list[list[partial[Tensor]]], x: Tensor, repeats: int) -> list[float]:
             assert repeats
-            return [len(x) * seconds[way[0].args[0].ways] for way in ways]
+            return [len(x) * seconds[way[0].args[0].ways] for way in taken]
 
-        monkeypatch.setattr(NativeLinear, "run", run)
-        monkeypatch.setattr(linears, "_best_seconds", best)
+        monkeypatch.setattr(ways, "multiplied", run)
+        monkeypatch.setattr(ways, "best_seconds", best)
 
 
 ALL = Way.PAIRS | Way.TILES | Way.TILES_OF_VECTORS
@@ -199,10 +192,10 @@ PAIRED = (1 << 32) - 1
 
 def test_the_fastest_way_to_multiply_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5})
-    assert linears._measure_ways(ALL) == {"tiles": True, "pairs": list(range(1, 13))}
-    assert not linears._measure_ways(ALL & ~Way.TILES)["tiles"]
+    assert ways._measure_ways(ALL) == {"tiles": True, "pairs": list(range(1, 13))}
+    assert not ways._measure_ways(ALL & ~Way.TILES)["tiles"]
     Ways(monkeypatch, {0: 0.4, PAIRED: 0.9, Way.TILES: 0.5})
-    assert linears._measure_ways(ALL) == {"tiles": False, "pairs": []}
+    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": []}
 
 
 def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +206,9 @@ def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> N
     if can_prepack(CPU, torch.float32):
         assert of(PrepackedLinear) == "oneDNN's"
     assert of(NativeLinear) == "eyas's"
-    monkeypatch.setattr(linears, "_ways", lambda: 0b1100)
+    monkeypatch.setattr(products, "chosen_ways", lambda: 0b1100)
     assert of(NativeLinear, dtype=torch.bfloat16) == "eyas's, in pairs (vdpbf16ps) where 2, 3 tokens go together"
-    monkeypatch.setattr(linears, "_ways", lambda: Way.TILES)
+    monkeypatch.setattr(products, "chosen_ways", lambda: Way.TILES)
     assert of(NativeLinear, dtype=torch.bfloat16) == "eyas's, by AMX tiles"
     assert of(NativeLinear, Int8Linear).startswith("eyas's, in integers")
 
@@ -224,16 +217,16 @@ def test_instructions_that_sum_in_an_order_of_their_own_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=PAIRED)
-    assert linears._measure_ways(ALL) == {"tiles": False, "pairs": []}
+    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": []}
     assert "an undocumented order" in caplog.text
     Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=Way.TILES)
-    assert linears._measure_ways(ALL) == {"tiles": False, "pairs": list(range(1, 13))}
+    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": list(range(1, 13))}
 
 
 def test_inputs_that_are_not_bfloat16_are_only_multiplied_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(NativeLinear, "run", lambda _, struct, *__: used.append(struct.ways))
-    monkeypatch.setattr(linears, "_ways", lambda: 6)
+    monkeypatch.setattr(linears, "multiplied", lambda struct, *_: used.append(struct.ways))
+    monkeypatch.setattr(linears, "chosen_ways", lambda: 6)
     native = NativeLinear(linear(16, 16, torch.bfloat16), False)
     native.product(torch.ones(1, 16), False)
     native.product(torch.ones(1, 16, dtype=torch.bfloat16), False)
@@ -276,7 +269,7 @@ def test_layouts_are_measured_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert len(linears._seconds((NativeLinear,), torch.float32)[0]) == 4
+        assert len(layouts._seconds((NativeLinear,), torch.float32)[0]) == 4
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -287,8 +280,8 @@ def test_the_fastest_layout_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     if not can_prepack(CPU, torch.float32):
         pytest.skip("this torch has no oneDNN")
     seconds = {NativeLinear: [1.0, 1.0, 1.0, 1.0], PrepackedLinear: [1.0, 1.0, 1.0, 1.0]}
-    monkeypatch.setattr(linears, "_seconds", lambda layouts, _: [seconds[layout] for layout in layouts])
-    monkeypatch.setattr(linears, "measured_once", lambda _, measure: measure())
+    monkeypatch.setattr(layouts, "_seconds", lambda tried, _: [seconds[layout] for layout in tried])
+    monkeypatch.setattr(layouts, "measured_once", lambda _, measure: measure())
     for native, chosen in (
         ([1.0, 1.0, 1.1, 1.4], NativeLinear),
         ([1.0, 1.0, 1.2, 1.0], PrepackedLinear),
@@ -308,10 +301,11 @@ def test_without_kernels_pytorch_s_are_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert kernels.__wrapped__() is None
     monkeypatch.setattr(library, "processor_flags", frozenset)
     assert kernels.__wrapped__() is None
-    monkeypatch.setattr(linears, "kernels", lambda: None)
+    for module in (library, layouts):
+        monkeypatch.setattr(module, "kernels", lambda: None)
     assert best_layout.__wrapped__(CPU, torch.float32) in (PrepackedLinear, None)
     with pytest.raises(RuntimeError, match="no native kernels"):
-        linears.loaded_kernels()
+        loaded_kernels()
 
 
 @pytest.mark.parametrize("size", [1, 3, 1024, 5000])
@@ -345,15 +339,15 @@ def test_native_guesses_are_the_greatest_log_probabilities(
 
 def test_passes_of_vectors_are_bound_by_arithmetic_and_those_of_tiles_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(32, 32))
-    assert not linears.multiplies_by_vectors(model)  # PyTorch's products
+    assert not products.multiplies_by_vectors(model)  # PyTorch's products
     plain = model[0].bfloat16()
     model[0] = NativeLinear(plain, False)
-    monkeypatch.setattr(linears, "_ways", lambda: 0)
-    assert linears.multiplies_by_vectors(model)
-    monkeypatch.setattr(linears, "_ways", lambda: Way.TILES)
-    assert not linears.multiplies_by_vectors(model)
+    monkeypatch.setattr(products, "chosen_ways", lambda: 0)
+    assert products.multiplies_by_vectors(model)
+    monkeypatch.setattr(products, "chosen_ways", lambda: Way.TILES)
+    assert not products.multiplies_by_vectors(model)
     model[0] = Int8Linear(plain, False)
-    assert linears.multiplies_by_vectors(model)
+    assert products.multiplies_by_vectors(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyas.targets.native import linears
+from eyas.targets.native import packed_linears
 from eyas.targets.native.library import PANEL, kernels
-from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
+from eyas.targets.native.linears import as_linear
 from eyas.targets.native.packed import (
     GGML,
     GROUP,
@@ -28,6 +28,7 @@ from eyas.targets.native.packed import (
     product,
     random_blocks,
 )
+from eyas.targets.native.packed_linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 
 from ... import gguf_models
 from .test_linears import each_token_alone
@@ -182,7 +183,7 @@ def test_the_sums_of_this_processor_are_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert sums_codes.__wrapped__()
-    monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
+    monkeypatch.setattr(packed_linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
     assert not sums_codes.__wrapped__()
     assert "sums integer products incorrectly" in caplog.text
 
@@ -227,7 +228,7 @@ def test_four_bits_recover_weights_that_have_four_bits() -> None:
 
 def test_large_weights_are_laid_out_in_pieces() -> None:
     weight = torch.randn(2 * PIECE + 5, 32)
-    native = Int8Linear(linears.as_linear(weight), False)
+    native = Int8Linear(as_linear(weight), False)
     assert torch.equal(native.exact(), nearest8(weight).floats(32))
     plain = random_blocks(WeightFormat.LEAST4, 2 * PIECE + 5, 32)
     pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))

@@ -18,7 +18,8 @@ from eyas.errors import ModelError
 from eyas.targets import Target, load_target
 from eyas.targets.native import panel_files
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import PackedLinear, weight_formats
+from eyas.targets.native.packed_linears import PackedLinear
+from eyas.targets.parameters import weight_formats
 
 from ... import gguf_models
 from ...pairs import save_drafter, save_target

@@ -30,7 +30,7 @@ from eyas.options import EngineOptions
 from eyas.session import Session
 from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
-from eyas.targets.native.linears import weight_formats
+from eyas.targets.parameters import weight_formats
 from eyas.targets.quantization import dequantize_at_load
 from eyas.targets.roundings import moved_by_roundings
 from eyas.text.dialogue import Dialogue, converse

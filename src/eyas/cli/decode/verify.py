@@ -96,7 +96,7 @@ def verify(
     drafts.check()
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
     from eyas.bench.offline.external import TransformersBaseline
-    from eyas.targets.native.linears import weight_formats
+    from eyas.targets.parameters import weight_formats
     from eyas.text.prompts import read_prompts
 
     rows = read_prompts(prompt_file, limit)

@@ -15,7 +15,6 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from math import prod
 from pathlib import Path
 from typing import cast
@@ -31,11 +30,9 @@ from eyas.engine.controller.window import WindowArm
 from eyas.errors import UsageError
 from eyas.machine import measured_once
 from eyas.targets import Target
+from eyas.targets.backend import kernels_in_use
 from eyas.targets.fingerprint import fingerprint, weight_shapes
-from eyas.targets.graphs import USES
-from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import lone_torch, weight_formats
-from eyas.targets.parameters import parameter_count
+from eyas.targets.parameters import parameter_count, weight_formats
 from eyas.targets.slots import COLUMNS
 from eyas.targets.transformers_names import stated
 from eyas.tree import DraftTree, parse_tree
@@ -81,7 +78,7 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
     `widest` is the largest number of children that the drafter can offer.
     """
     bench = _Bench(target, drafter.fresh(), batch_size, widest)
-    with lone_torch() if target.alone else nullcontext():  # as the engine's steps are
+    with target.backend.running():  # as the engine's steps are
         return bench.table(bench.measure(seconds))
 
 
@@ -108,7 +105,7 @@ def describe(target: Target, drafter: Drafter) -> str:
         f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}"
         f"{', its cache in int8' * target.kv_in_codes}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}{', recorded' * (target.record is not None)}"
+        f"torch {torch.__version__}{', recorded' * target.backend.records}"
     )
 
 
@@ -153,7 +150,7 @@ class _Bench:
         """Time every size in turn, several times; those that take long, fewer times."""
         runs: Runs = {}
         end = time.perf_counter() + seconds
-        unrecorded = 0 if self._target.record is None else USES
+        unrecorded = self._target.backend.warmup
         for lap in range(1 + _MOST):
             for name, timed in list(work.items()):
                 if lap == 0 and self._pays_never(name, runs):
@@ -161,7 +158,7 @@ class _Bench:
                     continue
                 taken = runs.setdefault(name, [])
                 late = time.perf_counter() > end
-                if lap == 1 and self._target.native is not None and taken[0] > seconds * _SLOW:
+                if lap == 1 and self._target.backend.name == "native" and taken[0] > seconds * _SLOW:
                     del work[name]
                     continue
                 if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late):
@@ -178,7 +175,7 @@ class _Bench:
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
         follows = kind == "first" or kind.startswith("level") or name == ("tokens", 1)
         short = plain in work and (runs.get(plain) or [0.0])[-1] < _SHORT_PASS
-        if follows and short and self._target.native is not None:
+        if follows and short and self._target.backend.name == "native":
             work[plain]()
 
     def _pays_never(self, name: Size, runs: Runs) -> bool:
@@ -274,7 +271,7 @@ class _Bench:
         return watch.seconds
 
     def _draft(self, rows: int, width: int, depth: int) -> float:
-        recorded = self._target.record is not None
+        recorded = self._target.backend.records
         tree = self._window or (DynamicTree(depth, width, depth) if recorded else SharedTree(depth, width, rows))
         with self._timed() as watch:
             self._drafter.draft(range(rows), tree, self._coupling(rows))
@@ -415,8 +412,7 @@ def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | N
     drafter = drafter.priced or drafter
     measured_on = describe(target, drafter)
     if saved is None:
-        native = kernels()
-        what = (measured_on, batch_size, native and native.name, sorted(CostTable.model_fields))
+        what = (measured_on, batch_size, kernels_in_use(), sorted(CostTable.model_fields))
         name = f"costs-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
         kept = measured_once(name, lambda: calibrate(target, drafter, batch_size, drafter.max_fanout).model_dump_json())
         return CostTable.model_validate_json(kept)

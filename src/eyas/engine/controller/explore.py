@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from eyas.engine.controller.planner import BEGIN, Prospect, Prospects
 from eyas.engine.controller.records import RoundRecord
-from eyas.targets.graphs import USES, recurring
+from eyas.targets.shapes import USES, recurring
 from eyas.tree import TreeSpec
 
 _FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_RARE_TRIALS, _FOR_FURTHER = 0.002, 0.004, 0.01, 0.002, 0.003

@@ -79,7 +79,7 @@ class RepeatFilter(logging.Filter):
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
-    from eyas.targets.native.linears import describe_products
+    from eyas.targets.native.products import describe_products
     from eyas.targets.parameters import parameter_count  # imports torch: as late as possible
 
     target, controller = engine.target, engine.controller
@@ -89,7 +89,7 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
         "parameters": parameter_count(target.model),
         **target.precision,
         "device": str(target.device),
-        "passes": "transformers" if target.native is None else "native",
+        "passes": "native" if target.backend.name == "native" else "transformers",
         "kernels": describe_products(target.model),
         "drafter": "none: plain decoding" if engine.speculation is None else drafter,
         "max_running": engine.limits.max_running,

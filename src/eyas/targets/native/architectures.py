@@ -32,7 +32,7 @@ from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
-from eyas.targets.native.linears import PackedEmbedding, matrix_of
+from eyas.targets.native.packed_linears import PackedEmbedding, matrix_of
 from eyas.targets.native.recurrent import recurrent_parts
 from eyas.targets.transformers_names import rotation
 

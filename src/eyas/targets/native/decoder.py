@@ -37,13 +37,16 @@ from eyas.targets.native.library import (
     NativePass,
     Recurrent,
     RowStates,
+    address,
     kernels,
 )
 from eyas.targets.native.library import Decoder as DecoderStruct
-from eyas.targets.native.linears import NativeLinear, PackedLinear, address, threads_for
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.recurrent import RecurrentParts
 from eyas.targets.native.states import GivenStates, NativeStates
 from eyas.targets.slots import SlotCache
+from eyas.targets.threads import threads_for
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""

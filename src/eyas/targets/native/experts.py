@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import mapped_zeros
 from eyas.targets.native.forms import ExpertsForm, RouterForm
-from eyas.targets.native.library import PANEL, Experts, Gating, Linear
-from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear, loaded_kernels, threads_for
+from eyas.targets.native.library import PANEL, Experts, Gating, Linear, loaded_kernels
+from eyas.targets.native.linears import NativeLinear, as_linear
+from eyas.targets.native.packed_linears import PackedLinear
+from eyas.targets.threads import threads_for
 
 _LOG = logging.getLogger("eyas")
 Packed = tuple[PackedLinear, PackedLinear]

@@ -33,8 +33,9 @@ from eyas.targets.architecture import attention_plan
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear, Way
-from eyas.targets.native.linears import NativeLinear, PackedLinear
+from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed import WeightFormat
+from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.states import NativeStates
 from eyas.targets.passes import Passes
 from eyas.targets.roundings import RoundingTrial
@@ -135,7 +136,7 @@ def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator
 
     If rounding moves an input across the border between two codes, which is rare, its products change far more than by
     rounding. So with codes a wrong layer could pass, and a right one could be refused. Products of codes have trials of
-    their own (`linears.sums_codes`).
+    their own (`packed_linears.sums_codes`).
     """
     packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
     given = [] if native is None else [each for each in _linears_in(native._struct) if each.kind in list(WeightFormat)]

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from eyas.runtime import inference
 from eyas.targets.native.decoder import Above, NativeDecoder, Staged, Warp
-from eyas.targets.native.library import Beam
-from eyas.targets.native.linears import address
+from eyas.targets.native.library import Beam, address
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
 from eyas.tree.draft_tree import BeamLevels, BeamSearch, ChosenNodes

@@ -264,6 +264,19 @@ def kernels() -> Kernels | None:
         return None
 
 
+def loaded_kernels() -> Kernels:
+    """The kernels. Raises RuntimeError if there are none."""
+    found = kernels()
+    if found is None:
+        raise RuntimeError("there are no native kernels on this machine")
+    return found
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's values as the kernels take it; None is null."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _compiled(compiler: str, flags: frozenset[str], folder: Path) -> Path:
     """The library's file in a `folder`, compiled unless it is there and undamaged."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout

@@ -24,7 +24,7 @@ from eyas.files import write_text
 from eyas.machine import processor_flags, processor_model
 from eyas.targets.fingerprint import weights_hash
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import describe_products
+from eyas.targets.native.products import describe_products
 from eyas.targets.passes import Passes
 
 _LOG = logging.getLogger("eyas")

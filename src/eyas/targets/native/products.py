@@ -1,0 +1,41 @@
+"""Whose kernels multiply a model's linear layers here, and how."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from eyas.targets.linears import PrepackedLinear
+from eyas.targets.native.library import KINDS, MOST_TOGETHER, Way, loaded_kernels
+from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed import WeightFormat
+from eyas.targets.native.packed_linears import PackedLinear
+from eyas.targets.native.ways import chosen_ways
+
+
+def _ways_of(model: nn.Module) -> int | None:
+    """How most of a model's native products are computed, see `_ways`; None if it has none or they are in integers."""
+    weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(WeightFormat)
+    return None if not weights or _is_packed(model) else chosen_ways() * (KINDS[torch.bfloat16] in weights)
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def multiplies_by_vectors(model: nn.Module) -> bool:
+    """Whether a model's products are native and without tiles, so that few tokens already make them compute-bound."""
+    return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
+
+
+def describe_products(model: nn.Module) -> str:
+    """Whose kernels multiply the linear layers of a model here, and how, for the log."""
+    if _is_packed(model):
+        return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
+    ways = _ways_of(model)
+    if ways is None:
+        return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
+    if ways == Way.TILES:
+        return "eyas's, by AMX tiles"
+    tokens = [str(tokens) for tokens in range(1, MOST_TOGETHER + 1) if ways >> tokens & 1]
+    return "eyas's" + f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens)

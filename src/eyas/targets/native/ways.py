@@ -1,0 +1,86 @@
+"""How inputs and weights in bfloat16 are multiplied on this machine: by tiles, in pairs, or in chains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.machine import clock, measured_once
+from eyas.targets.native.library import KINDS, MOST_TOGETHER, Linear, Way, kernels, loaded_kernels
+from eyas.targets.native.ops import multiplied
+
+_LOG = logging.getLogger("eyas")
+SEVERAL = 6
+"""Weights of a measurement: with one alone, the caches would hold it."""
+
+
+@cache
+def chosen_ways() -> int:
+    """How bfloat16 inputs and weights are multiplied on this machine, as the kernels take it.
+
+    By tiles (AMX) if they exist and aren't slower; otherwise in pairs (`vdpbf16ps`) for the numbers of tokens, one bit
+    each, with which pairs are faster. Measured once per machine, in about 100 ms. A processor whose sums aren't the
+    documented ones gets chains.
+    """
+    found = kernels()
+    if found is None or not found.ways:
+        return 0
+    faster = measured_once(f"ways-{found.name}", lambda: _measure_ways(found.ways))
+    return Way.TILES if faster["tiles"] else sum(1 << tokens for tokens in faster["pairs"])
+
+
+def _measure_ways(offered: Way) -> dict[str, Any]:
+    """Whether tiles are faster, and the numbers of tokens with which pairs are."""
+    bfloat16 = torch.bfloat16
+    weights = [loaded_kernels().pack(torch.randn(1024, 1024, dtype=bfloat16)) for _ in range(SEVERAL)]
+
+    def way(bits: int) -> list[Callable[[Tensor], Tensor]]:
+        structs = [Linear(each.data_ptr(), None, 1024, 1024, KINDS[bfloat16], bits) for each in weights]
+        return [partial(multiplied, each, rounds=False) for each in structs]
+
+    chains, pairs, tiles, documented = map(way, (0, (1 << 32) - 1, Way.TILES, Way.TILES_OF_VECTORS))
+    inputs = [
+        torch.randn(tokens, 1024, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        for tokens in (*range(1, MOST_TOGETHER + 1), 16, 256)
+    ]
+    if _differ(chains[0], pairs[0], inputs):
+        return {"tiles": False, "pairs": []}
+    best = [best_seconds((chains, pairs), x, 3) for x in inputs]
+    faster = [len(x) for x, (chain, pair) in zip(inputs, best, strict=True) if pair < chain and len(x) <= MOST_TOGETHER]
+    if Way.TILES not in offered or _differ(tiles[0], documented[0], inputs[::4]):
+        return {"tiles": False, "pairs": faster}
+    ratios = [best_seconds((tiles,), x, 3)[0] / min(other) for x, other in zip(inputs, best, strict=True)]
+    few, many = ratios[:-1], ratios[-1]
+    return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
+
+
+def best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tensor, repeats: int) -> list[float]:
+    """The best time of each way of multiplying x, each with several weights.
+
+    The ways take turns on one thread and are timed in its CPU time, so that load on the machine doesn't decide.
+    """
+    best = [float("inf")] * len(ways)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for each in list(zip(*ways, strict=True)) * repeats:
+            for way, multiply in enumerate(each):
+                began = clock()
+                multiply(x)
+                best[way] = min(best[way], clock() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return best
+
+
+def _differ(way: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether two ways of multiplying that should give the same bits don't; logs a warning if so."""
+    same = all(torch.equal(way(x), other(x)) for x in inputs)
+    if not same:
+        _LOG.warning("this processor sums bfloat16 products in an undocumented order: its instructions aren't used")
+    return not same
