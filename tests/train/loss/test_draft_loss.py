@@ -13,7 +13,14 @@ from eyas.data.features import FeatureBatch, TopTokens
 from eyas.errors import DataError
 from eyas.train.loss import draft_loss
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.draft_loss import TokenLoss, TokenScores, accept_lengths, draft_metrics, teacher_of
+from eyas.train.loss.draft_loss import (
+    TokenLoss,
+    TokenScores,
+    accept_lengths,
+    dpace_weights,
+    draft_metrics,
+    teacher_of,
+)
 from eyas.train.loss.ttt import ChainRows, chain_rows
 
 B, S, H, V, STEPS = 2, 9, 5, 12, 3
@@ -46,13 +53,17 @@ def case(mask: Tensor | None = None) -> Case:
     return Case(batch, torch.randn(V, H).double(), nn.Linear(H, len(IDS)).double(), rows, states)
 
 
+def smoothed(chance: float, alpha: float) -> float:
+    return (1 - alpha) * chance + alpha
+
+
 def oracle(case: Case, config: LossConfig) -> tuple[Tensor, dict[str, float]]:
     """Loss and metric sums, one token and one step at a time, every row's place looked up."""
     assert case.batch.final is not None
     found: dict[str, float] = {
         f"{name}_{step}": 0.0 for name in ("accuracy", "overlap", "count") for step in range(STEPS)
     }
-    guessed: list[tuple[int, Tensor, Tensor, Tensor]] = []  # step, p, q, alpha
+    guessed: list[tuple[int, int, Tensor, Tensor, Tensor, float]] = []  # step, row of the chain, p, q, alpha, chance
     for chat in range(B):
         for token in range(S):
             for step in range(STEPS):
@@ -63,26 +74,40 @@ def oracle(case: Case, config: LossConfig) -> tuple[Tensor, dict[str, float]]:
                 q = case.own(case.states[step][index]).softmax(-1)
                 full = (case.head @ case.batch.final[chat, token - 1]).softmax(-1)
                 p, alpha = full[IDS] / full[IDS].sum(), torch.minimum(full[IDS], q).sum()
-                guessed.append((step, p, q, alpha))
+                best = int(full.argmax())
+                chance = float(q.detach()[IDS.tolist().index(best)]) if best in IDS.tolist() else 0.0
+                guessed.append((step, row, p, q, alpha, chance))
                 found[f"accuracy_{step}"] += float(IDS[q.argmax()] == full.argmax())
                 found[f"overlap_{step}"] += alpha.item()
                 found[f"count_{step}"] += 1
     loss = torch.zeros((), dtype=torch.float64)
-    for step, p, q, alpha in guessed:
+    for step, row, p, q, alpha, _ in guessed:
         cross, kl = -(p * q.log()).sum(), (p * (p / q).log()).sum()
         if config.kl_decay is not None:
             share = math.exp(-config.kl_decay * found[f"overlap_{step}"] / found[f"count_{step}"])
             one = share * kl + (1 - share) * (1 - alpha)
         else:
             one = {"ce": cross, "kl": kl, "lk": -alpha.log()}[config.token]
-        loss = loss + config.token_weight * config.decay**step * one
+        weight = config.token_weight * config.decay**step
+        if config.dpace is not None:
+            chain = sorted((at, smoothed(chance, config.dpace)) for at, own, *_, chance in guessed if own == row)
+            weight *= sum(math.prod(s for at, s in chain if at <= last) for last, _ in chain if last >= step)
+        loss = loss + weight * one
     return loss, found
 
 
 @pytest.mark.parametrize("elements", [2**20, 1])
 @pytest.mark.parametrize("trained_head", [True, False])
 @pytest.mark.parametrize(
-    "settings", [{}, {"token": "kl", "token_weight": 0.1}, {"token": "lk"}, {"token": "lk", "kl_decay": 1.0}]
+    "settings",
+    [
+        {},
+        {"token": "kl", "token_weight": 0.1},
+        {"token": "lk"},
+        {"token": "lk", "kl_decay": 1.0},
+        {"dpace": 0.5, "decay": 1.0},
+        {"token": "lk", "kl_decay": 1.0, "dpace": 0.3},
+    ],
 )
 def test_scores_match_the_oracle(
     settings: dict[str, Any], trained_head: bool, elements: int, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +133,26 @@ def test_scores_match_the_oracle(
         again = found.scores(config)
     torch.testing.assert_close(again.loss, scores.loss.detach())
     assert not again.loss.requires_grad
+
+
+def test_weights_of_a_chain_by_hand() -> None:
+    """Of four guesses with the chances 0.8, 0.5, 0.2 and 1, smoothed by a half; a second chain has only three."""
+    mask = torch.zeros(1, 6, dtype=torch.bool)
+    mask[0, 2:] = True
+    rows = chain_rows(mask, 4)
+    there = rows.guesses.T >= 0  # token i is guessed at step j from row i - j
+    chances = torch.full(there.shape, 0.4)
+    for step, chance in enumerate((0.8, 0.5, 0.2, 1.0)):
+        chances[step, step] = chance
+    found = dpace_weights(chances, rows, there, 0.5)
+    products = (0.9, 0.9 * 0.75, 0.9 * 0.75 * 0.6, 0.9 * 0.75 * 0.6)
+    for step in range(4):
+        assert found[step, step].item() == pytest.approx(sum(products[step:]))
+    assert found[1, 0].item() == pytest.approx(0.7 + 0.7**2 + 0.7**3)
+    assert not found[~there].any()
+    remaining = dpace_weights(chances, rows, there, 1.0)
+    assert [remaining[step, step].item() for step in range(4)] == [4, 3, 2, 1]
+    assert [remaining[1 + step, step].item() for step in range(3)] == [3, 2, 1]
 
 
 def test_a_chunk_never_makes_more_logits_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ class LossConfig(StrictModel):
     feature_weight: float = Field(default=0.0, ge=0)
     unroll: int = Field(default=7, ge=1)  # steps of the training-time test
     decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step relative to the one before
+    dpace: float | None = Field(default=None, ge=0, le=1)
+    """Alpha of D-PACE's weights (arXiv 2605.18810): a guess's token loss also weighs the number of guesses from it on
+    that are likely to be right. 1 = all are; None = no such weights. The paper's `decay` is 1."""
     noise: float = Field(default=0.0, ge=0)
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
 
@@ -62,6 +65,8 @@ class LossConfig(StrictModel):
     def _nothing_is_ignored(self) -> LossConfig:
         if self.kl_decay is not None and self.token != "lk":
             raise ValueError(f"kl_decay belongs to the token loss lk, not {self.token}: remove it")
+        if self.dpace is not None and self.token_weight == 0:
+            raise ValueError("dpace weighs the token loss, and token_weight is 0: remove it")
         if self.down_sample_ratio is None and self.down_sample_ratio_min is not None:
             raise ValueError("down_sample_ratio_min limits down_sample_ratio, which isn't set: set both or neither")
         if (self.feature == "none") != (self.feature_weight == 0):

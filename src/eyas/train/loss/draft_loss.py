@@ -51,6 +51,7 @@ class GuessScores(NamedTuple):
     loss: Tensor  # [m, K]
     right: Tensor  # [m, K] bool: the drafter's first choice is the target's
     overlap: Tensor  # [m, K] sum of min(p, q): the probability that a sampled guess is accepted
+    chance: Tensor | None  # [m, K] the drafter's probability of the target's first choice, for D-PACE
     grad: Tensor | None  # [m, K, Vd] of loss, with respect to the logits
 
 
@@ -69,8 +70,12 @@ def score_guesses(
     full = ideal * covered[:, None, None]
     shared = torch.minimum(full, q)
     overlap = shared.sum(-1)
+    chance = None
+    if config.dpace is not None:
+        chosen = (target_ids == lesson.best.unsqueeze(1)).to(q.dtype)  # [m, Vd]
+        chance = (q @ chosen.unsqueeze(2)).squeeze(2)
     if config.token in ("ce", "kl"):
-        return GuessScores(distance, right, overlap, q.sub_(ideal) if grad else None)
+        return GuessScores(distance, right, overlap, chance, q.sub_(ideal) if grad else None)
 
     if config.token == "l1":
         loss = _L1_CE * distance + (1 - _L1_CE) * 2 * (1 - overlap)
@@ -82,12 +87,12 @@ def score_guesses(
         loss = kl_share * distance + (1 - kl_share) * (1 - overlap)
         kl_weight, alpha_weight = kl_share.unsqueeze(1), (1 - kl_share).expand_as(overlap)
     if not grad:
-        return GuessScores(loss, right, overlap, None)
+        return GuessScores(loss, right, overlap, chance, None)
     short = torch.mul(q, q < full, out=shared)  # q where it is below p
     rising = torch.addcmul(-short, q, short.sum(-1, keepdim=True)).mul_(alpha_weight.unsqueeze(2))
     if kl_weight is not None:
         rising += q.sub_(ideal).mul_(kl_weight)
-    return GuessScores(loss, right, overlap, rising)
+    return GuessScores(loss, right, overlap, chance, rising)
 
 
 class TeacherOutput(NamedTuple):
@@ -191,21 +196,27 @@ class TokenLoss:
         return self.run(Guesses.of(states), rows, None)
 
     def run(self, states: Guesses, rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
-        """Run over all chunks (twice for the mixed loss), adding to `grads`: one for all states, one per parameter."""
+        """Run over all chunks, adding to `grads`: one for all states, one per parameter.
+
+        The mixed loss and D-PACE run over them once more before.
+        """
         steps, device = len(states.sizes), rows.answers.device
         kl_share = None
+        there = rows.guesses[:steps].T >= 0
         if self.config.kl_decay is not None:
             alphas = torch.cat([chunk.judged.overlap for chunk in self._chunks(states, rows, None, False)])  # [M, K]
-            there = rows.guesses[:steps].T >= 0
             kl_share = (-self.config.kl_decay * (alphas * there).sum(0) / there.sum(0).clamp(min=1)).exp()
         scale = self.config.token_weight * self.config.decay ** torch.arange(steps, device=device)
+        scale = scale.expand(there.shape)  # [M, K]
+        if self.config.dpace is not None:
+            scale = scale * self._dpace_weights(states, rows, there, self.config.dpace)
         shape, precise = (len(rows.answers), steps), torch.promote_types(states.flat.dtype, torch.float32)
         right = torch.zeros(shape, dtype=torch.bool, device=device)
         overlap = torch.zeros(shape, dtype=precise, device=device)
         by_token = torch.zeros(shape[:1], dtype=precise, device=device)
         losses = []
         for chunk in self._chunks(states, rows, kl_share, grads is not None):
-            weight = scale[chunk.steps] * chunk.there  # [m, k]
+            weight = scale[chunk.tokens, chunk.steps] * chunk.there  # [m, k]
             weighted = chunk.judged.loss * weight
             losses.append(weighted.sum())
             by_token.index_add_(0, chunk.tokens.squeeze(1), weighted.sum(1).to(precise))
@@ -219,6 +230,14 @@ class TokenLoss:
                 for total, part in zip(grads[1:], own, strict=True):
                     total += part
         return TokenScores(torch.stack(losses).sum(), right, overlap, by_token)
+
+    def _dpace_weights(self, states: Guesses, rows: ChainRows, there: Tensor, alpha: float) -> Tensor:
+        """[M, K] the weights of the guesses that are `there` [M, K]."""
+        chances = torch.zeros(there.shape, dtype=torch.float32, device=there.device)
+        for chunk in self._chunks(states, rows, None, False):
+            assert chunk.judged.chance is not None
+            chances[chunk.tokens, chunk.steps] = chunk.judged.chance.to(chances.dtype)
+        return dpace_weights(chances, rows, there, alpha)
 
     def _chunks(self, states: Guesses, rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
         """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
@@ -251,6 +270,23 @@ class TokenLoss:
             with torch.autocast(device.type, enabled=False):
                 judged = score_guesses(logits.detach(), lesson, self.target_ids, self.config, kl_share, grad)
             yield _Chunk(of_chunk, of_steps, guess >= 0, at, stacked, logits, judged)
+
+
+def dpace_weights(chances: Tensor, rows: ChainRows, there: Tensor, alpha: float) -> Tensor:
+    """D-PACE's weights [M, K] of guesses that are right with these `chances` [M, K]; 0 where none is `there` [M, K].
+
+    With s = (1 - alpha) * chance + alpha, guess j of a chain weighs the sum over its guesses m >= j of s_0 * ... * s_m.
+    A guess that is missing, as its token is no answer's, is left out of products and sums.
+    """
+    tokens, steps = there.nonzero(as_tuple=True)
+    chains = rows.answers[tokens] - 1 - steps  # the row from which each guess's chain starts, as in `accept_lengths`
+    sure = chances.new_ones(rows.counts[0], there.shape[1])
+    sure[chains, steps] = (1 - alpha) * chances[tokens, steps] + alpha
+    reached = torch.zeros_like(sure)
+    reached[chains, steps] = sure.cumprod(1)[chains, steps]
+    weights = torch.zeros_like(chances)
+    weights[tokens, steps] = reached.flip(1).cumsum(1).flip(1)[chains, steps]
+    return weights
 
 
 def at_once(size: int, device: torch.device) -> int:
