@@ -241,26 +241,22 @@ class Stats:
 
     def merge(self, other: Stats) -> None:
         """Pool another sequence's counts into this one (times are summed too)."""
-        for name in (
-            "tokens",
-            "prefill_tokens",
-            "target_passes",
-            "drafted_depth",
-            "walked",
-            "predicted_accepted",
-            "predicted_rejected",
-            "reused_tokens",
-            "queue_seconds",
-            "prefill_seconds",
-            "decode_seconds",
-            "draft_seconds",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("accepted_histogram", "offered_by_depth", "rounds_by_context", "walked_by_context"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            _extend(mine, len(theirs))
-            for i, count in enumerate(theirs):
-                mine[i] += count
+        self.tokens += other.tokens
+        self.prefill_tokens += other.prefill_tokens
+        self.target_passes += other.target_passes
+        self.drafted_depth += other.drafted_depth
+        self.walked += other.walked
+        self.predicted_accepted += other.predicted_accepted
+        self.predicted_rejected += other.predicted_rejected
+        self.reused_tokens += other.reused_tokens
+        self.queue_seconds += other.queue_seconds
+        self.prefill_seconds += other.prefill_seconds
+        self.decode_seconds += other.decode_seconds
+        self.draft_seconds += other.draft_seconds
+        _add_counts(self.accepted_histogram, other.accepted_histogram)
+        _add_counts(self.offered_by_depth, other.offered_by_depth)
+        _add_counts(self.rounds_by_context, other.rounds_by_context)
+        _add_counts(self.walked_by_context, other.walked_by_context)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form that `eyas generate --json` writes."""
@@ -408,6 +404,13 @@ class EngineState:
     rounds_total: int
     finished_total: dict[str, int]
     """Finish reason -> number of sequences."""
+
+
+def _add_counts(counts: list[int], more: list[int]) -> None:
+    """Add counts by index, the longer list's length."""
+    _extend(counts, len(more))
+    for i, count in enumerate(more):
+        counts[i] += count
 
 
 def _extend(counts: list[int], length: int) -> None:

@@ -12,7 +12,8 @@ import pytest
 from click.testing import Result
 
 from eyas.cli.common.options import DraftOptions, TargetPanel
-from eyas.cli.serve.serve import CapacityOptions, EnginePanel, ServerOptions, _load, _with_defaults
+from eyas.cli.serve.elsewhere import EnginePanel
+from eyas.cli.serve.serve import CapacityOptions, ServerOptions, _load, _with_defaults
 from eyas.errors import UsageError
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET

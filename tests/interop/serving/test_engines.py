@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions
-from eyas.cli.serve.serve import OWN_OPTIONS, CapacityOptions, ServerOptions
+from eyas.cli.serve.elsewhere import OWN_OPTIONS
+from eyas.cli.serve.serve import CapacityOptions, ServerOptions
 from eyas.errors import UsageError
 from eyas.interop.export.drafter import TreePlan
 from eyas.interop.serving.commands import ServedDrafter

@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partialmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eyas.types import Chunk, Stats
 
@@ -95,13 +94,29 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.members = tuple(observers)
 
-    def _call(self, hook: str, *arguments: Any) -> None:
+    def request_received(self, sequence: ReceivedSequence) -> None:
         for member in self.members:
-            getattr(member, hook)(*arguments)
+            member.request_received(sequence)
 
+    def first_token(self, sequence: ReceivedSequence, seconds: float) -> None:
+        for member in self.members:
+            member.first_token(sequence, seconds)
 
-for _hook in ("request_received", "first_token", "more_tokens", "finished", "refused", "stepped"):
-    setattr(Observers, _hook, partialmethod(Observers._call, _hook))
+    def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:
+        for member in self.members:
+            member.more_tokens(sequence, count, seconds)
+
+    def finished(self, finished: FinishedSequence) -> None:
+        for member in self.members:
+            member.finished(finished)
+
+    def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
+        for member in self.members:
+            member.refused(endpoint, status, code, path)
+
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
+        for member in self.members:
+            member.stepped(state, controller, outcome)
 
 
 @dataclass
