@@ -211,7 +211,7 @@ class ModelRunner:
             return False
         if self.drafter.needs_prediction and not request.prediction:
             return False
-        return self.controller is None or self.controller.audience.admits(rows)
+        return self.controller is None or self.controller.observation.admits(rows)
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""
@@ -268,7 +268,7 @@ class ModelRunner:
         if not any(drafting):
             return None, drafting, 0.0
         texts = [sequence.index for sequence in decoding]
-        if self.tree is None and self.controller is not None and self.controller.goes_on(texts):
+        if self.tree is None and self.controller is not None and self.controller.keeps_plan(texts):
             self._planned_at = time.perf_counter()
             return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
@@ -339,7 +339,7 @@ class ModelRunner:
         if self.controller is None:
             _learn(self._values, tree, output.draft)
             return output
-        self.controller.audience.decoded(len(decoding))
+        self.controller.observation.decoded(len(decoding))
         if any(drafting):
             record = RoundRecord(
                 texts=[sequence.index for sequence in decoding],

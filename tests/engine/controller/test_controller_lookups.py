@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eyas.engine.controller import Controller, RoundRecord
-from eyas.engine.controller.explore import CopySearch
+from eyas.engine.controller.copy_search import CopySearch
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.draft_tree import Proposal

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from eyas.engine.controller.explore import Allowance, Audience, Explorer, Pace
+from eyas.engine.controller.budget import Budget, Pace
+from eyas.engine.controller.explore import Explorer
+from eyas.engine.controller.observation import ObservationPolicy
 from eyas.tree.shared import PlannedTree, SharedTree
 
 
 def test_an_allowance_spends_its_share_and_no_more() -> None:
-    allowance, lost = Allowance(0.01), 0.0
+    allowance, lost = Budget(0.01), 0.0
     for _ in range(10_000):
         allowance.earn(1.0)
         if allowance.affords(3.0):
@@ -19,7 +22,7 @@ def test_an_allowance_spends_its_share_and_no_more() -> None:
 
 
 def test_no_spree_follows_a_quiet_time() -> None:
-    allowance = Allowance(0.01)
+    allowance = Budget(0.01)
     allowance.earn(1e6)
     spent = 0
     while allowance.affords(1.0):
@@ -29,7 +32,7 @@ def test_no_spree_follows_a_quiet_time() -> None:
 
 
 def test_a_dear_probe_is_paid_off_before_the_next() -> None:
-    allowance = Allowance(0.01)
+    allowance = Budget(0.01)
     allowance.earn(100.0)
     assert allowance.affords(1.0)
     allowance.spend(5.0)  # it took longer than it was expected to
@@ -70,79 +73,69 @@ def test_a_pace_never_stops() -> None:
     assert rounds_until_due(pace) == 5
 
 
-def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
+def test_rounds_are_planned_together_for_thirty_milliseconds_but_not_past_a_text_s_end() -> None:
     explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
-    for _ in range(8):
-        assert explorer.ahead(planned, math.inf) == 0
-        explorer.earn(1.0, 1.5)
-    assert explorer.ahead(planned, math.inf) > 0
-    assert explorer.ahead(planned, 20.0) == 0  # the text may end within as many rounds
-    explorer.renew(together=True)
-    assert explorer.ahead(planned, math.inf) == 0
+    assert explorer.ahead(planned, 0.005, math.inf) == 6
+    assert explorer.ahead(planned, 0.005, 20.0) == 0
+    assert explorer.ahead(None, 0.005, 20.0) == 6
+    assert explorer.ahead(planned, 0.05, math.inf) == 0
+    assert explorer.ahead(replace(planned, keeps_candidates=True), 0.005, math.inf) == 0  # it shows what others bring
 
 
-def test_plain_rounds_are_planned_together_up_to_the_trial_of_a_text() -> None:
-    explorer = Explorer()
-    assert explorer.ahead(None, math.inf) == 7
-    for _ in range(8):
-        explorer.earn(1.0, None)
-    assert explorer.ahead(None, math.inf) == 15
-
-
-def observed_share(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:
+def observed_share(policy: ObservationPolicy, rows: int, used: bool, sequences: int = 400) -> float:
     """The share of sequences that are observed where each takes 40 rounds and `rows` run at a time."""
     admitted = 0
     for _ in range(sequences):
-        admitted += (observed := audience.admits(rows))
+        admitted += (observed := policy.admits(rows))
         for _ in range(40 // rows * observed):
-            audience.round(rows, used)
+            policy.round(rows, used)
     return admitted / sequences
 
 
 def test_where_nobody_drafts_few_are_observed() -> None:
-    assert observed_share(Audience(), 8, used=False) < 0.3
-    assert observed_share(Audience(), 8, used=True) == 1.0
+    assert observed_share(ObservationPolicy(), 8, used=False) < 0.3
+    assert observed_share(ObservationPolicy(), 8, used=True) == 1.0
 
 
 def test_of_few_rows_everyone_is_observed() -> None:
     """Texts differ, so that the next one may be worth drafting for."""
-    assert observed_share(Audience(), 3, used=False) == 1.0
+    assert observed_share(ObservationPolicy(), 3, used=False) == 1.0
 
 
 def test_what_many_rows_showed_says_nothing_about_few() -> None:
-    audience = Audience()
-    observed_share(audience, 16, used=False)
-    assert audience.admits(2)
-    assert observed_share(audience, 5, used=True) == 1.0
+    policy = ObservationPolicy()
+    observed_share(policy, 16, used=False)
+    assert policy.admits(2)
+    assert observed_share(policy, 5, used=True) == 1.0
 
 
-def waves(audience: Audience, rows: int, count: int) -> float:
+def waves(policy: ObservationPolicy, rows: int, count: int) -> float:
     """The share of sequences that are observed where `rows` come one by one, decode together and end together."""
     admitted = 0
     for _ in range(count):
-        observed = [audience.admits(row + 1) for row in range(rows)]
+        observed = [policy.admits(row + 1) for row in range(rows)]
         admitted += sum(observed)
         for _ in range(40):
-            audience.decoded(rows)
+            policy.decoded(rows)
             if any(observed):
-                audience.round(rows, False)
+                policy.round(rows, False)
     return admitted / (rows * count)
 
 
 def test_clients_that_come_one_by_one_are_expected_to_be_as_many_as_before() -> None:
-    assert waves(Audience(), 4, 100) < 0.3
-    assert waves(Audience(), 3, 100) == 1.0
+    assert waves(ObservationPolicy(), 4, 100) < 0.3
+    assert waves(ObservationPolicy(), 3, 100) == 1.0
 
 
 def test_who_is_alone_after_others_is_soon_observed_again() -> None:
-    audience = Audience()
-    waves(audience, 16, 40)
+    policy = ObservationPolicy()
+    waves(policy, 16, 40)
     for _ in range(40):
-        audience.decoded(1)
-    assert audience.admits(1)
+        policy.decoded(1)
+    assert policy.admits(1)
 
 
 def test_after_a_while_they_are_observed_again() -> None:
-    audience = Audience()
-    observed_share(audience, 8, used=False)
-    assert observed_share(audience, 8, used=True, sequences=2000) > 0.8
+    policy = ObservationPolicy()
+    observed_share(policy, 8, used=False)
+    assert observed_share(policy, 8, used=True, sequences=2000) > 0.8

@@ -43,10 +43,9 @@ def test_a_text_whose_nodes_are_accepted_less_than_others_has_as_many_of_them() 
     poor = of_one(model)
     np.testing.assert_allclose(poor.nodes, typical.nodes, rtol=0.1)
     assert (poor.accepted <= 0.5 * typical.accepted + 1e-9).sum() > 0.7 * typical.accepted.size
-    low, usual = model.texts.calibrations([0, 1])
-    assert low < 0.5
-    assert usual == pytest.approx(1.0)
-    assert model.texts.calibrations([7]) == (1.0,)
+    assert model.texts.assumed(0).calibration < 0.5
+    assert model.texts.assumed(1).calibration == pytest.approx(1.0)
+    assert model.texts.assumed(7).calibration == pytest.approx(1.0)
 
 
 def test_rows_that_are_not_drafted_for_show_nothing() -> None:
@@ -57,24 +56,10 @@ def test_rows_that_are_not_drafted_for_show_nothing() -> None:
     assert texts._evidence[0].forecast > 0.0
 
 
-def test_a_lasting_error_of_forecasts_is_no_property_of_a_text_but_of_all() -> None:
-    model = GainModel((1,), 2)
-    for text in range(100):
-        model.texts.follow([text])
-        for draft in range(20):
-            model.settle()
-            model.texts.judge(2.0 * model.texts.assumed(text).accepted, [text], [1.5], [1 + draft % 2], None)
-    before = GainModel((1,), 2).forecast([0], [0]).accepted
-    model.texts.follow([0])
-    assert model.texts.drift == pytest.approx(1.0)
-    np.testing.assert_allclose(of_one(model).accepted, 0.75 * before, rtol=0.05)
-
-
 def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_were() -> None:
     model = GainModel((1, 2), 4)
     model.texts.follow([0])
     typical = of_one(model).accepted
-    assert model.texts.usual == 1.0
 
     def write(offered: float, kept: int, drafts: Sequence[int]) -> Yield:
         """Texts of so many drafts; returns what the next one is expected to yield."""
@@ -90,7 +75,6 @@ def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_wer
     assert unsure.offers < 0.35
     assert unsure.calibration == 1.0
     assert (of_one(model).accepted <= 0.4 * typical).sum() > 0.7 * typical.size
-    assert model.texts.usual == pytest.approx(model.texts._usual_offers / unsure.accepted)
     assert write(2.0, 2, [6] * 6).offers > 0.75
     write(2.0, 2, [6] * 10)
     wrong = write(2.0, 0, [200, 6, 6, 6, 6])
@@ -99,16 +83,29 @@ def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_wer
     assert write(2.0, 2, [6] * 6).calibration > 0.75
 
 
-def test_a_new_text_gets_the_benefit_of_the_doubt_until_it_has_shown_something() -> None:
+def test_how_often_a_text_is_guessed_is_open_until_it_was_tried_and_after_a_while_again() -> None:
     texts = Texts()
-    texts.follow([0, 1, 2, 3])
-    assert texts.hope == pytest.approx(1.125)  # four texts differ less from the average
     texts.follow([0])
-    assert texts.hope == pytest.approx(1.25)
-    for _ in range(40):
-        texts.judge(1.0, [0], [1.0], [1], None)
-    assert 1.0 < texts.hope < 1.04
-    texts.follow([0])
-    assert texts.hope < 1.04  # the same text
-    texts.follow([1])
-    assert texts.hope == pytest.approx(1.25)  # another one
+    assert texts.guessed().std() > 0.2
+    for kept in (0, 3):
+        texts.follow([kept])
+        for _ in range(40):
+            texts.judge(1.0, [kept], [1.0], [kept], None)
+        assert abs(texts.guessed().mean() - (kept > 0)) < 0.1
+        assert texts.guessed().std() < 0.1
+        for _ in range(300):
+            texts.rest()
+        assert texts.guessed().std() > 0.2
+
+
+def test_after_texts_that_nobody_guessed_the_next_is_expected_to_be_one() -> None:
+    texts = Texts()
+    for text in range(8):
+        texts.follow([text])
+        for _ in range(10):
+            texts.judge(1.0, [text], [1.0], [0], None)
+    texts.follow([8])
+    assert texts.guessed().mean() < 0.25
+    for text in range(9, 60):  # none of which is tried
+        texts.follow([text])
+    assert texts.guessed().mean() > 0.35

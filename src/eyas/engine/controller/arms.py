@@ -9,11 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from eyas.engine.controller.copy_search import CopySearch
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import CopySearch, Explorer, Recordings
+from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
+from eyas.engine.controller.recordings import Recordings
 from eyas.engine.controller.records import RoundRecord
 from eyas.tree import TreeSpec
+from eyas.tree.acceptance import Array
 
 
 class Batch(NamedTuple):
@@ -40,14 +43,6 @@ class ArmTexts(Protocol):
     @property
     def drift(self) -> float:
         """What the texts yield now, compared with what the last forecast assumed."""
-
-    @property
-    def hope(self) -> float:
-        """The factor by which the texts may well yield more than expected, until results are in."""
-
-    @property
-    def usual(self) -> float:
-        """The factor by which texts usually yield more than is expected of new ones; at least 1."""
 
     def follow(self, texts: Sequence[int]) -> None:
         """The texts being written from now on; all others have ended."""
@@ -90,6 +85,10 @@ class DraftArm(ABC):
 
         A drafter in use reads `prompt_pairs` pairs of prompts for each generated token.
         """
+
+    @abstractmethod
+    def sampled_rates(self, prospects: Prospects) -> Array:
+        """[S] samples of the tokens per second that drafts may make, by what is known about the texts being written."""
 
     @abstractmethod
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:

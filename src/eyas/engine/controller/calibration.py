@@ -3,9 +3,8 @@
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn.
 The first run of each isn't counted, because it may prepare kernels for a new shape (it counts if nothing is prepared
 and it is long), nor are the runs before a size is recorded as a CUDA graph. The median counts: where other processes
-want the cores too, the fastest run isn't typical. The spread of a size's runs is kept too, as the controller trusts
-costs less if it is large. The remaining noise is bounded by two facts: less work takes no longer than more, and no
-work takes longer than doing it in pieces.
+want the cores too, the fastest run isn't typical. The remaining noise is bounded by two facts: less work takes no
+longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -210,7 +209,6 @@ class _Bench:
             draft_by_rows=_curve(firsts),
             level_by_positions=_curve(sensible(levels)),
             observe_by_pairs=_curve(sensible(points("pairs"))),
-            spread=spread(runs),
         )
 
     def _padding(self, found: dict[Size, float]) -> Curve:
@@ -315,12 +313,6 @@ class _Watch:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def spread(runs: Runs) -> float:
-    """How much a usual size's slowest counted run exceeds its fastest, relative to its median; 0 if none was rerun."""
-    counted = [taken[1:] for taken in runs.values() if len(taken) > _FEWEST]
-    return statistics.median([(max(taken) - min(taken)) / statistics.median(taken) for taken in counted] or [0.0])
 
 
 def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:

@@ -12,17 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from eyas.engine.controller.arms import Batch, DraftArm
+from eyas.engine.controller.budget import Pace
 from eyas.engine.controller.choice import Choice
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import Audience, Lasting, Pace, Probe
-from eyas.engine.controller.planner import Prospect
+from eyas.engine.controller.explore import Probe
+from eyas.engine.controller.observation import ObservationPolicy
 from eyas.engine.controller.records import ControllerState, RoundRecord, Totals
 from eyas.tree import TreeSpec
 
-_USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
-"""The spread of start-up costs on an idle machine, and the rounds after which any others have been corrected."""
 _THINKING = 0.002
 """The share of the time that planning may take."""
 _COLD = 8
@@ -78,11 +78,11 @@ class Controller:
         `max_length` is the target's context; `clock` gives the seconds that planning takes.
         """
         self.costs, self.arm = costs, arm
-        self.audience = Audience()
+        self.observation = ObservationPolicy()
         """Decides which sequences the drafter observes."""
         self._max_length, self._clock = max_length, clock
         self._choice, self._explorer, self._lookups = Choice(arm), arm.explorer, arm.lookups
-        self._totals, self._overhead, self._lasting = Totals(), Overhead(), Lasting()
+        self._totals, self._overhead = Totals(), Overhead()
         self._texts: set[int] = set()
         """The texts of the last round."""
         self._planned: TreeSpec | None = None
@@ -94,12 +94,10 @@ class Controller:
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
-        self._begun = 0
-        """Texts that began since most of them were new."""
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
 
-    def goes_on(self, texts: Sequence[int]) -> bool:
+    def keeps_plan(self, texts: Sequence[int]) -> bool:
         """Whether the next round of these texts is planned already: as the last one."""
         planned = self._ahead > 0 and self._texts == set(texts)
         self._ahead -= planned
@@ -117,7 +115,7 @@ class Controller:
         `sampled` says which rows have a temperature above 0; None = none has. `unread` is the number of deferred pairs
         of each row, which a draft reads first; None = the rounds since the last draft.
         """
-        if self.goes_on(texts):
+        if self.keeps_plan(texts):
             return self._planned
         self._end_stretch()
         room = self.arm.depth
@@ -126,30 +124,26 @@ class Controller:
             room = min(room, self._max_length - 1 - min(lengths, default=0))
         groups = (0,) * len(texts) if sampled is None else tuple(int(bool(one)) for one in sampled)
         batch = Batch(texts, lengths, groups, room)
-        self._planned = self._plan(batch, unread) if texts and room > 0 and self._current(batch) else None
+        self._planned = None
+        if texts and room > 0:
+            self._renew(batch)
+            self._planned = self._plan(batch, unread)
         return self._planned
 
-    def _current(self, batch: Batch) -> bool:
-        """Whether forecasts hold for a batch: they are renewed unless it has only just changed while nothing drafts."""
+    def _renew(self, batch: Batch) -> None:
+        """Forecast again if the batch or its texts have changed, or now and then."""
         rows, choice = batch.rows, self._choice
         situation = (rows, sum(batch.groups), batch.room, max(batch.lengths).bit_length())
         count = 3 if choice.rests else 4  # lengths matter little to plain rounds
         changed = situation[:count] != self._situation[:count]
-        new = sum(text not in self._texts for text in batch.texts)
-        if new or len(self._texts) > rows:
+        if self._texts != set(batch.texts):
+            if not self._texts.issuperset(batch.texts):
+                self._explorer.renew()
             self.arm.follow(batch.texts)
-        self._begun += new
-        if 2 * self._begun > rows:
-            self._begun = 0
-            self._explorer.renew(together=2 * new > rows)
-        idle = choice.rests and self._probe is None and self._lookups is None
-        if changed and idle and choice.prospects is not None and not self._lasting.lasts(situation[:3]):
-            return False
         due = self._planning.due()
-        if changed or due or choice.overtaken(rows, self._doubt):
+        if changed or due or choice.overtaken():
             self._situation = situation
             self._replan(batch, settles=due)
-        return True
 
     def _plan(self, batch: Batch, unread: Sequence[int] | None) -> TreeSpec | None:
         """The tree that promises the most tokens per second, or shows what others would bring.
@@ -164,13 +158,12 @@ class Controller:
         def reading() -> float:
             return self.costs.reading_seconds(waiting, rows) if waiting else 0.0
 
-        begins = choice.begin(rows, reading)
+        begins = choice.begin(reading)
         if self._probe is None and self.arm.drafts and prospects is not None:
             if choice.used is not None:
-                self._probe = self._explorer.beside(prospects, choice.used, rows, self.arm.analysis)
-            else:
-                usual = self.arm.texts.usual
-                self._probe = self._explorer.instead_of_plain(prospects, usual, reading, self.arm.analysis)
+                self._probe = self._explorer.while_drafting(prospects, choice.used, self.arm.analysis)
+            elif choice.wanted is None or self.arm.recordings is not None:  # is it worth a recording?
+                self._probe = self._explorer.while_plain(prospects, partial(self.arm.sampled_rates, prospects), reading)
         probe, lookups, used = self._probe, self._lookups, choice.used
         if probe is not None:
             if probe.prospect is None or prospects is None:
@@ -181,7 +174,9 @@ class Controller:
             return self.arm.tree(None, batch, probing=False)
         planned = None if used is None else self.arm.tree(used, batch, probing=False)
         left = math.inf if self._max_length is None else self._max_length - max(batch.lengths)
-        self._ahead = int(min(self._explorer.ahead(planned, left), begins))
+        if prospects is not None:
+            seconds = prospects.plain_seconds if used is None else used.seconds
+            self._ahead = int(min(self._explorer.ahead(planned, seconds, left), begins))
         return planned
 
     def _replan(self, batch: Batch, *, settles: bool) -> None:
@@ -192,15 +187,9 @@ class Controller:
             self.costs.settle()
         searching = 0.0 if self._lookups is None else self._lookups.seconds
         self.costs.overhead = self._overhead.beyond_plain("drafted") + searching
-        self._choice.renew(self.arm.prospects(batch, self.costs, self._totals.prompt_pairs), self._doubt)
+        self._choice.renew(self.arm.prospects(batch, self.costs, self._totals.prompt_pairs))
         if settles:
             self._planning.done(self._clock() - began)
-
-    @property
-    def _doubt(self) -> float:
-        """What speculation must promise to begin because costs were measured in noise, until rounds correct them."""
-        spread = min(1.0, max(0.0, self.costs.table.spread - _USUAL_SPREAD))
-        return spread * max(0.0, 1.0 - self._totals.rounds / _TRUSTED_AFTER)
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from a measured round; rounds planned together are learned from together."""
@@ -230,13 +219,13 @@ class Controller:
             counted=self.arm.recordings is None,
         )
         self._learn_overhead(record)
-        judged = choice.used if probe is None else probe.prospect if probe.tries_text else None
+        judged = choice.used if probe is None else probe.prospect if choice.used is None else None
         accepted = self.arm.learn(record, judged, self._clock)
         self._deferred = 0 if drafted else self._deferred + 1
-        choice.wait(record.rows)
+        choice.wait()
         used = probe is None and (drafted or record.tokens > record.rows)
-        self.audience.round(record.rows, used or choice.wanted is not None)
-        self._explorer.earn(whole, choice.speedup)
+        self.observation.round(record.rows, used or choice.wanted is not None)
+        self._explorer.earn(whole)
         if self._lookups is not None and choice.prospects is not None:
             beyond = self._overhead.beyond_plain("looked up")
             copied, nodes = record.emitted - record.rows - accepted, record.tokens - record.rows
@@ -247,7 +236,7 @@ class Controller:
                 self.arm.recordings.learn(record.rows, record.spec, whole, choice.used.seconds)
             self.arm.recordings.earn(whole)
         if probe is not None:
-            self._count_probe(probe, record, judged if drafted else None, accepted)
+            self._count_probe(probe, record)
 
     def _learn_overhead(self, record: RoundRecord) -> None:
         looked_up = record.spec is not None and not record.drafted
@@ -260,19 +249,12 @@ class Controller:
                 unseen = min(unseen, self._choice.prospects.plain_seconds)
         self._overhead.learn(unseen, record.whole, kind, record.overhead)
 
-    def _count_probe(self, probe: Probe, record: RoundRecord, judged: Prospect | None, accepted: int) -> None:
-        """Charge a round of the current probe to its budget, and end the probe after its last round."""
-        choice, prospects = self._choice, self._choice.prospects
-        if prospects is None:
-            return
-        if judged is not None:
-            share = 1.0 if record.drafting is None else sum(record.drafting) / record.rows
-            promised, brought = probe.promised + judged.accepted * share, probe.brought + accepted
-            probe = probe._replace(promised=promised, brought=brought)
-        probe.allowance.spend(max(record.whole - record.emitted / choice.rate, probe.least))
-        hopeless = probe.hopeless(prospects.best.needed(prospects.plain_rate, record.rows))
-        left = 0 if hopeless else probe.rounds - 1
-        self._probe = probe._replace(rounds=left) if left else None
+    def _count_probe(self, probe: Probe, record: RoundRecord) -> None:
+        """Charge a round of the current probe to the budget, and end the probe after its last round."""
+        lost = record.whole - record.emitted / self._choice.rate
+        budget = self._explorer.trials if self._choice.used is None else self._explorer.probes
+        budget.spend(max(lost, probe.least))
+        self._probe = probe._replace(rounds=probe.rounds - 1) if probe.rounds > 1 else None
         self._totals.probed()
 
     @property

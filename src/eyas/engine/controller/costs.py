@@ -200,8 +200,6 @@ class CostTable(StrictModel):
     """A further level of a draft, by its R x width positions."""
     observe_by_pairs: Curve
     """The drafter's pass over the pairs of a round."""
-    spread: float = 0.0
-    """How far apart the runs of a size were, as a share of their median: the less, the more reliable is the table."""
 
     @staticmethod
     def read(path: Path, measured_on: str) -> CostTable:

@@ -30,7 +30,7 @@ _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
-_LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
+_LEARNED_STATE = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights")
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
@@ -81,7 +81,7 @@ class GainModel:
     @property
     def _learnt(self) -> dict[str, Array]:
         """What was learned about the drafter, by name."""
-        return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, self.texts.sums), strict=True))
+        return dict(zip(_LEARNED_STATE, (*self._acceptance.counts, *self._supply.counts), strict=True))
 
     def keep(self) -> None:
         """Save what was learned, now that there is time, if it is enough."""

@@ -22,8 +22,6 @@ from eyas.engine.controller.gain import Forecast
 from eyas.tree.acceptance import Array
 from eyas.tree.dynamic import DynamicTree
 
-BEGIN = 1.03
-"""The speedup that speculation must promise to begin."""
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""
 _MANY = 64
@@ -54,10 +52,6 @@ class Prospect(NamedTuple):
     def rate_if(self, factor: float, rows: int) -> float:
         """The tokens per second if `factor` times the forecast tokens are accepted."""
         return (rows + self.accepted * factor) / self.seconds
-
-    def needed(self, rate: float, rows: int) -> float:
-        """The factor on the forecast accepted tokens that `rate` tokens per second require."""
-        return (rate * self.seconds - rows) / max(self.accepted, 1e-9)
 
     def recurring_tree(self, width: int, rows: int) -> DynamicTree:
         """The shape as an accelerator records it: each row has its own nodes, and one of six numbers of them."""
@@ -122,10 +116,20 @@ class Prospects:
         at = np.unravel_index(int(self._rate.argmax()), self._rate.shape)
         return self.of(Shape(int(at[0]), int(at[1]), int(at[2])))
 
-    def short(self, shape: Shape) -> Prospect:
-        """The forecast of a short chain in place of `shape`: it shows what larger trees would yield, and costs little
-        if it is rejected."""
-        return self.of(shape._replace(width=0, depth=min(shape.depth, 1)))
+    @property
+    def trial(self) -> Prospect:
+        """A short chain with all that it offers: it shows what larger trees would yield, and costs little.
+
+        The nodes that are likely enough to pay would be too few to tell texts apart.
+        """
+        return self.of(Shape(0, min(self.best.shape.depth, 1), 0))
+
+    def chain_rates(self, guessed: Array) -> Array:
+        """[S] the tokens per second of the best chain if each token is guessed, given the last, with probability
+        `guessed` [S]."""
+        tokens = (guessed[:, None] ** np.arange(self._seconds.shape[1] + 1)).cumsum(1)[:, 1:]  # [S, D] of a row
+        rates: Array = (self.rows * tokens / self._seconds[0, :, 0]).max(1)
+        return rates
 
     def of(self, shape: Shape) -> Prospect:
         """The forecast of a shape, cut to the greatest depth considered."""

@@ -1,12 +1,17 @@
-"""How much each text yields: how sure the drafter is in it, and how much of that comes true.
+"""What is known about each text: what the drafter offers in it, how much of that is accepted, and how often it guesses.
 
-A text's yield follows from its own drafts, from what the latest texts yielded, and from what is usual.
-R rows.
+A node promises its value, the probability that nodes like it were accepted in all texts. A text's *offers* are the
+promised tokens per forecast one: a drafter is less sure of some texts than of others. Its *calibration* is accepted
+tokens per promised one. Forecasts are multiplied by both, and the values of nodes by the calibration.
+
+Whether a text is worth a trial can't follow from forecasts, which tell what the drafter offered in others. It follows
+from how likely the text's next token is guessed, which has a Beta distribution (`Explorer.while_plain`).
+
+All begin from what the latest texts showed. R rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,27 +20,30 @@ import numpy as np
 
 from eyas.tree.acceptance import Array
 
-_TYPICAL = 5.0
-"""The forecast tokens of a text after which what it was offered weighs as much as what others were, and the offered
-tokens after which what it accepted does."""
-_USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
-"""The same for what all texts are offered, as forecasts may be consistently too high or low; and how that decays."""
-_RECENT, _RECENT_FADE = 1.0, 0.8
-"""The weight of what is usual, in texts, next to what the latest ones yielded, where a new text is concerned; and how
-the weight of a text decays with each one that ends after it."""
-_HOPE = 0.25
-"""The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
-_YIELD_FADE = 1.0 - 1.0 / 64.0
-"""The factor by which a text's own results decay with each draft."""
+_TOKENS = 5.0
+"""The tokens for which the expected offers and calibration of a text count."""
+_DRAFTS = 2.0
+"""The drafts for which the expected share of guessed tokens counts: few, as texts differ much."""
+_EARLIER, _EARLIER_FADE = 1.0, 0.9
+"""The weight, in texts, of a usual text in what is expected of a new one, next to the texts before it; and how the
+weight of a text decays with each one that ends after it."""
+_GUESSED = 0.5
+"""The share of a usual text's tokens that is guessed."""
+_SAMPLES = 32
+_FADE = 1.0 - 1.0 / 64.0
+"""The factor by which a text's own results decay with each round: a text may become easier, or harder."""
+
+
+_USUAL: Array = np.array((1.0, 1.0, 1.0, 1.0, 1.0, _GUESSED))
 
 
 class Yield(NamedTuple):
     """How a text compares with all others."""
 
     offers: float
-    """What the drafter offers, by the values of its nodes, per forecast token."""
+    """Promised tokens per forecast one."""
     calibration: float
-    """Accepted tokens per offered one."""
+    """Accepted tokens per promised one."""
 
     @property
     def accepted(self) -> float:
@@ -45,123 +53,111 @@ class Yield(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """What the drafts of an answer have shown so far: sums in tokens, which decay."""
+    """What the rounds of a text have shown so far."""
 
     forecast: float = 0.0
-    """What they would have brought if the text were like all others."""
-    offered: float = 0.0
-    """The values of their nodes: what they would have brought if nodes were worth what they are worth elsewhere."""
+    """The tokens that would have been promised if the text were like all others."""
+    promised: float = 0.0
+    """The values of its nodes."""
     accepted: float = 0.0
-    shown: float = 0.0
-    """`forecast` without decay: how much is known."""
+    """Accepted tokens."""
+    drafts: float = 0.0
+    guessed: float = 0.0
+    """The drafts of which at least one token was accepted."""
 
-    def learn(self, forecast: float, offered: float, accepted: float) -> None:
-        """Account for a draft; what earlier ones showed decays."""
-        self.forecast = self.forecast * _YIELD_FADE + forecast
-        self.offered = self.offered * _YIELD_FADE + offered
-        self.accepted = self.accepted * _YIELD_FADE + accepted
-        self.shown += forecast
+    def fade(self) -> None:
+        """Account for a round: what earlier ones showed decays."""
+        self.forecast *= _FADE
+        self.promised *= _FADE
+        self.accepted *= _FADE
+        self.drafts *= _FADE
+        self.guessed *= _FADE
 
-    def compared(self, prior: Yield) -> Yield:
-        """Its yield, by its own results and by what was expected of it."""
-        return Yield(
-            (self.offered + _TYPICAL * prior.offers) / (self.forecast + _TYPICAL),
-            (self.accepted + _TYPICAL * prior.calibration) / (self.offered + _TYPICAL),
-        )
+    def learn(self, forecast: float, promised: float, accepted: float) -> None:
+        """Account for a draft."""
+        self.fade()
+        self.forecast += forecast
+        self.promised += promised
+        self.accepted += accepted
+        self.drafts += 1.0
+        self.guessed += accepted > 0
 
     @property
-    def shares(self) -> Array:
-        """[4] its forecast and offered tokens, and its offered and accepted ones, scaled to its weight among texts.
-
-        That is 1 if it is known well, however long it was.
-        """
-        offers = np.array((self.forecast, self.offered)) / (self.forecast + _TYPICAL)
-        return np.append(offers, np.array((self.offered, self.accepted)) / (self.offered + _TYPICAL))
+    def share(self) -> Array:
+        """[6] its sums in pairs, scaled to its weight among texts: 1 if much is known, however long it was."""
+        offers = np.array((self.forecast, self.promised)) / (self.forecast + _TOKENS)
+        calibration = np.array((self.promised, self.accepted)) / (self.promised + _TOKENS)
+        drafts = np.array((self.drafts, self.guessed)) / (self.drafts + _DRAFTS)
+        return np.concatenate((offers, calibration, drafts))
 
 
 class Texts:
-    """What the texts being written yield, and what is expected of new ones."""
+    """The texts that are being written."""
 
     def __init__(self) -> None:
         self._evidence: dict[int, Evidence] = {}
         self._assumed: dict[int, Yield] = {}
-        self.sums: Array = np.zeros(2)
-        """All texts' forecast and offered tokens, which decay: the state, which callers may change in place."""
-        self._ended: Array = np.zeros(4)
-        """The sum of the latest texts' `shares`."""
+        self._earlier: Array = _EARLIER * _USUAL
+        """The sum of a usual text's and the latest texts' `share`s."""
+        self._draw = np.random.default_rng(0)
 
     def follow(self, texts: Sequence[int]) -> None:
         """The texts being written from now on; all others have ended."""
         current = set(texts)
         for text, evidence in self._evidence.items():
-            if text not in current and evidence.forecast:
-                self._ended = _RECENT_FADE * self._ended + evidence.shares
+            if text not in current:
+                self._earlier += (1.0 - _EARLIER_FADE) * (_EARLIER * _USUAL - self._earlier) + evidence.share
         self._evidence = {text: self._evidence.get(text) or Evidence() for text in texts}
+
+    def _yield(self, text: Evidence) -> Yield:
+        forecast, promised, offered, accepted = self._earlier[:4].tolist()
+        return Yield(
+            (text.promised + _TOKENS * promised / forecast) / (text.forecast + _TOKENS),
+            (text.accepted + _TOKENS * accepted / offered) / (text.promised + _TOKENS),
+        )
 
     def assumed(self, text: int) -> Yield:
         """What forecasts assume of a text."""
-        return self._assumed.get(text) or self._prior
+        return self._assumed.get(text) or self._yield(Evidence())
 
-    def calibrations(self, texts: Sequence[int]) -> tuple[float, ...]:
-        """Accepted tokens per offered one in each text, as forecasts assume."""
-        return tuple(self.assumed(text).calibration for text in texts)
+    def settle(self) -> None:
+        """Base forecasts on what is known now."""
+        self._assumed = {text: self._yield(evidence) for text, evidence in self._evidence.items()}
 
     @property
     def drift(self) -> float:
         """What the texts being written yield now, compared with what the last forecast assumed."""
-        prior, assumed = self._prior, sum(self.assumed(text).accepted for text in self._evidence)
-        return sum(text.compared(prior).accepted for text in self._evidence.values()) / assumed if assumed else 1.0
+        assumed = sum(self.assumed(text).accepted for text in self._evidence)
+        return sum(self._yield(text).accepted for text in self._evidence.values()) / assumed if assumed else 1.0
 
-    @property
-    def _usual_offers(self) -> float:
-        """What all texts are offered: the shape that promises the most is often one whose forecast is too high."""
-        forecast, offered = self.sums.tolist()
-        return float((offered + _USUAL) / (forecast + _USUAL))
-
-    @property
-    def _prior(self) -> Yield:
-        """What a new text is expected to yield: texts of which hardly anything is guessed seldom come alone."""
-        forecast, offered, nodes, accepted = self._ended.tolist()
-        offers = (offered + _RECENT * self._usual_offers) / (forecast + _RECENT)
-        return Yield(offers, (accepted + _RECENT) / (nodes + _RECENT))
-
-    @property
-    def hope(self) -> float:
-        """The factor by which the texts may well yield more than expected, until results are in."""
-        unknown = [_TYPICAL / (text.shown + _TYPICAL) for text in self._evidence.values()]
-        count = max(1, len(unknown))
-        return 1.0 + _HOPE * sum(unknown) / (count * math.sqrt(count))  # many texts differ less from the average
-
-    @property
-    def usual(self) -> float:
-        """The factor by which texts usually yield more than is expected of new ones, because the latest yielded less.
-
-        At least 1.
-        """
-        return max(1.0, self._usual_offers / self._prior.accepted)
+    def guessed(self) -> Array:
+        """[S] samples of the share of tokens that the drafter guesses in the texts being written, their mean."""
+        drafts, guessed = self._earlier[4:].tolist()
+        prior = guessed / drafts
+        right: Array = np.array([text.guessed + _DRAFTS * prior for text in self._evidence.values()])  # [R]
+        wrong: Array = np.array([text.drafts + _DRAFTS for text in self._evidence.values()]) - right
+        samples: Array = self._draw.beta(right, wrong, size=(_SAMPLES, len(right))).mean(1)
+        return samples
 
     def judge(
         self,
-        promised: float,
+        forecast: float,
         texts: Sequence[int],
-        offered: Sequence[float] | None,
-        kept: Sequence[int],
+        promised: Sequence[float] | None,
+        accepted: Sequence[int],
         drafting: Sequence[bool] | None,
     ) -> None:
-        """Compare what a round of all `texts` [R] `promised` with what each was `offered`, and the tokens it `kept`.
+        """Compare what a round promised with the tokens that each of its `texts` [R] `accepted`.
 
-        Where it isn't known what was offered (None), it counts as what was kept.
+        Where the values of nodes aren't known (None), they count as what was accepted.
         """
-        offered = kept if offered is None else offered
-        forecast = promised / sum(self.assumed(text).accepted for text in texts)
-        among = [row for row in range(len(texts)) if drafting is None or drafting[row]]
-        for row in among:
-            self._evidence.setdefault(texts[row], Evidence()).learn(forecast, offered[row], kept[row])
-        if among:
-            self.sums *= _USUAL_FADE
-            self.sums += forecast, sum(offered[row] for row in among) / len(among)
+        share = forecast / sum(self.assumed(text).accepted for text in texts)
+        for row, text in enumerate(texts):
+            if drafting is None or drafting[row]:
+                evidence = self._evidence.setdefault(text, Evidence())
+                evidence.learn(share, accepted[row] if promised is None else promised[row], accepted[row])
 
-    def settle(self) -> None:
-        """Base forecasts on what the texts being written yield now."""
-        prior = self._prior
-        self._assumed = {name: text.compared(prior) for name, text in self._evidence.items()}
+    def rest(self) -> None:
+        """Account for a plain round."""
+        for evidence in self._evidence.values():
+            evidence.fade()

@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from eyas.engine.controller.arms import Batch, DraftArm
+from eyas.engine.controller.budget import Pace
+from eyas.engine.controller.copy_search import CopySearch
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import CopySearch, Explorer, Pace, Recordings
+from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
+from eyas.engine.controller.recordings import Recordings
 from eyas.engine.controller.records import RoundRecord
 from eyas.engine.controller.texts import Texts
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import Indices
+from eyas.tree.acceptance import Array, Indices
 from eyas.tree.draft_tree import Source
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -79,13 +82,16 @@ class TreeArm(DraftArm):
         self._made.clear()
         return self._prospects
 
+    def sampled_rates(self, prospects: Prospects) -> Array:
+        return prospects.chain_rates(self.texts.guessed())
+
     def size(self, shape: Shape) -> tuple[int, int]:
         return shape.depth + 1, self._widths[shape.width]
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
         keeps = probing or self._analysing.due()
         looks_up = self.lookups is not None and self.lookups.looking
-        calibrations = () if prospect is None else self.texts.calibrations(batch.texts)
+        calibrations = () if prospect is None else tuple(self.texts.assumed(text).calibration for text in batch.texts)
         copies = self.gain.copies.exponents(batch.texts) if looks_up else ()
         shape = None if prospect is None else prospect.shape
         key = (shape, batch.groups, calibrations, copies, probing, keeps, looks_up)
@@ -148,6 +154,8 @@ class TreeArm(DraftArm):
 
     def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
         drafted = self._learn(record, judged, clock)
+        if not record.drafted:
+            self.texts.rest()
         self._analysing.round(record.whole)
         return drafted
 

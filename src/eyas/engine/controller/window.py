@@ -13,38 +13,44 @@ import numpy as np
 
 from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import PLAIN_PAIR, Explorer
+from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.gain import Forecast
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
 from eyas.tree import TreeSpec
+from eyas.tree.acceptance import Array
 from eyas.tree.lookahead import LookaheadTree
 
 _GUESS, _GUESSED = 0.5, 16.0
 """Tokens that a row is assumed to accept in a round before any was seen (published: 0.5 to 1), and the weight of this
 assumption, in rounds of one row."""
 _FADE = 1.0 - 1.0 / 50.0
-"""The factor by which running averages decay with each round that has windows."""
+"""The factor by which running averages decay with each round."""
 _TRIAL = 4
 """Rounds of a trial for each level of the window, which fills in as many rounds as it has levels."""
-_AFTER_REST = 0.2
-"""The weight that earlier averages keep when a window that rested is tried again."""
+_SAMPLES = 32
 
 
 class WindowGain:
     """Running averages of what rows with a window accept, and of their nodes."""
-
-    hope = usual = 1.0
 
     def __init__(self, window: LookaheadTree) -> None:
         self._rows, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
         self._assumed = _GUESS
         self._rested = 0
         """Plain rounds since the last window."""
+        self._draw = np.random.default_rng(0)
 
     @property
     def drift(self) -> float:
         return self._accepted / self._rows / self._assumed if self._assumed else 1.0
+
+    def samples(self) -> Array:
+        """[S] samples of the tokens that a row may accept; what is known fades while windows rest."""
+        weight = _FADE**self._rested
+        accepted, rows = weight * self._accepted + _GUESS, weight * self._rows + 1.0
+        drawn: Array = self._draw.gamma(accepted, size=_SAMPLES) / rows
+        return drawn
 
     def follow(self, texts: Sequence[int]) -> None:  # noqa: ARG002
         return
@@ -65,7 +71,7 @@ class WindowGain:
         if record.draft is None:
             self._rested += 1
             return
-        kept = _AFTER_REST if self._rested > PLAIN_PAIR else _FADE
+        kept = _FADE ** (1 + self._rested)
         drafting = record.rows if record.drafting is None else sum(record.drafting)
         self._rows = self._rows * kept + drafting
         self._accepted = self._accepted * kept + record.emitted - record.rows
@@ -89,6 +95,10 @@ class WindowArm(DraftArm):
         return Prospects(
             forecast, costs, (self._window.max_fanout,), batch.rows, batch.lengths, depth=1, stops_early=False
         )
+
+    def sampled_rates(self, prospects: Prospects) -> Array:
+        rates: Array = prospects.rows * (1.0 + self.gain.samples()) / prospects.best.seconds
+        return rates
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:  # noqa: ARG002
         return self._window

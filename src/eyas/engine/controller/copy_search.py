@@ -1,0 +1,57 @@
+"""Which rounds look for copies."""
+
+from __future__ import annotations
+
+from eyas.engine.controller.budget import Budget
+from eyas.engine.controller.records import RoundRecord
+
+_BUDGET = 0.01
+"""The share of all time that looking for copies in vain may take."""
+_FADE = 1.0 - 1.0 / 16.0
+"""The factor by which running means decay with each search: passages begin and end within some rounds."""
+_FIRST_GAIN = 2.0
+"""How many times its cost the first search is assumed to save, so that some searches in vain don't end all others."""
+
+
+class CopySearch:
+    """Decides which rounds look for copies: those in which that pays, and others for a share of all time.
+
+    Only the search itself is at stake, which takes the host's time: whether a copy is verified is decided by what its
+    nodes are worth, and that is learned from every copy found.
+    """
+
+    def __init__(self) -> None:
+        self._budget = Budget(_BUDGET)
+        self._gain: float | None = None
+        """Seconds that a search saves, a running mean; None = there was none."""
+        self._cost = 0.0
+        """Seconds that a search takes, a running mean."""
+        self.looking = True
+        """Whether the next round looks for copies."""
+
+    @property
+    def pays(self) -> bool:
+        """Whether searches save at least the time that they take."""
+        return self._gain is None or self._gain >= self._cost
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that searching adds to a network's draft; 0 while only few rounds search."""
+        return self._cost if self.pays else 0.0
+
+    def account(self, record: RoundRecord, copied: int, added: float, rate: float, beyond: float) -> None:
+        """Account for a round of any kind, where plain rounds or those in use make `rate` tokens per second.
+
+        `copied`: accepted tokens that no network guessed; `added`: seconds that copies' nodes added to the pass;
+        `beyond`: seconds that a round that only looks up takes beyond what is measured.
+        """
+        self._budget.earn(record.whole)
+        if record.spec is not None and (record.spec.found_only or record.lookup_seconds):
+            cost = record.draft_seconds + beyond if record.spec.found_only else record.lookup_seconds
+            if self._gain is None:
+                self._gain, self._cost = _FIRST_GAIN * cost, cost
+            elif not self.pays:
+                self._budget.spend(self._cost)
+            self._gain = self._gain * _FADE + (1.0 - _FADE) * (copied / rate - added)
+            self._cost = self._cost * _FADE + (1.0 - _FADE) * cost
+        self.looking = self.pays or self._budget.affords(self._cost)
