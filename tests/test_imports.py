@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .source import FILES, SOURCE, ids, importers, parsed
+from .source import FILES, SOURCE, ids, importers, module, parsed
 
 FOUNDATION = frozenset(
     {
@@ -252,3 +252,26 @@ def test_pickled_weights_are_read_in_one_place() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
     }
     assert callers == {"drafters/files.py"}
+
+
+def test_verbs_do_not_import_verbs() -> None:
+    """What two of them need is a file of its own beside them, or in `cli/common/`."""
+    from eyas.cli.app import VERBS
+
+    named = {plugin.module for name in VERBS for plugin in VERBS.claims(name)}
+    parts = {module(path) for path in FILES if path.name == "verbs.py"}
+    verbs = named | {
+        node.module
+        for path in FILES
+        if module(path) in parts
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+    }
+    wrong = [
+        f"{user} imports {file}"
+        for file, users in importers().items()
+        for user in users
+        if {module(SOURCE / file), module(SOURCE / user)} <= verbs - parts and file != user
+    ]
+    assert len(verbs) > 20
+    assert not wrong, wrong

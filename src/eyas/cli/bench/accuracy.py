@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from eyas.cli.bench.bench import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
+from eyas.cli.bench.endpoints import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
 from eyas.cli.common.aliases import A_DRAFTER
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar

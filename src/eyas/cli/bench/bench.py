@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO, option_name
+from eyas.cli.bench.endpoints import (
+    BASELINE,
+    ENDPOINT,
+    MeasuredEndpointOptions,
+    check_endpoints,
+    endpoint_sides,
+    open_endpoints,
+)
+from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO
 from eyas.cli.common.build import check_tree, open_session, sampling_params
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import output, row_bar
 from eyas.cli.common.measuring import check_output, finish, note_impossible, plan_settings, settings_of, write_report
 from eyas.cli.common.options import (
     Coupled,
@@ -23,7 +28,6 @@ from eyas.cli.common.options import (
     MaybeTargetOptions,
     MeasureOptions,
     ReportFile,
-    RuntimeOptions,
     SamplingOptions,
     Trees,
 )
@@ -35,9 +39,8 @@ from eyas.tables import show_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eyas.bench.offline.external import Endpoint, Method
+    from eyas.bench.offline.external import Method
     from eyas.bench.offline.runner import Plan, Task
-    from eyas.bench.serving.servers import Side
     from eyas.drafters.options import DrafterOptions
     from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
@@ -184,79 +187,6 @@ def _mean_shape(name: str, state: ControllerState) -> str:
         f"{name} chose on average: depth {state.mean_depth:.1f}, width {state.mean_width:.1f}, "
         f"{state.mean_nodes:.1f} nodes a round; {plain:.0%} of the rounds plain"
     )
-
-
-_GROUPS = (RuntimeOptions, LoadedDrafterOptions)
-_OURS = ("draft_model", "method", "tree", "coupled", *(each.name for group in _GROUPS for each in fields(group)))
-"""Options about an engine in this process."""
-ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
-
-
-@dataclass(frozen=True)
-class MeasuredEndpointOptions:
-    """The server that is measured, and the one it is compared with."""
-
-    PANEL: ClassVar[str] = "Endpoint"
-    endpoint: Annotated[
-        str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
-    ] = None
-    baseline_endpoint: Annotated[
-        str | None,
-        Option(help="The server to compare it with, in the same form (default: eyas's plain engine, with --model)."),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        Option(help="Render prompts with it here and send token ids to servers that take them (default: --model's)."),
-    ] = None
-    api_key: Annotated[str | None, Option(envvar=_KEY, show_envvar=True, help="API key to send to servers.")] = None
-    timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
-
-
-def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
-    """Raise UsageError for options that would be ignored, and for a missing target."""
-    if options.endpoint is None:
-        about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})
-        about += ["api_key"] if options.api_key != os.environ.get(_KEY) else []  # the variable may be for other verbs
-        if about:
-            raise UsageError(f"{_flags(about)}: about a server; give --endpoint")
-        if model is None:
-            raise UsageError("give --model, or --endpoint for a server that is already running")
-        return
-    if model is None and (ours := [name for name in _OURS if name in given]):
-        raise UsageError(f"{_flags(ours)}: about an engine here, not the server; give --model or leave it out")
-    if model is not None and options.baseline_endpoint is not None:
-        raise UsageError(
-            "--baseline-endpoint and --model are two baselines: give one of them (--tokenizer MODEL is enough for "
-            "prompts as token ids)"
-        )
-
-
-def _flags(names: Sequence[str]) -> str:
-    return ", ".join(map(option_name, names))
-
-
-def endpoint_sides(options: MeasuredEndpointOptions) -> dict[str, Side]:
-    """The servers that were given, by name, the baseline first. Raises UsageError."""
-    from eyas.bench.serving.servers import parse_side
-
-    urls = {BASELINE: options.baseline_endpoint, ENDPOINT: options.endpoint}
-    return {name: parse_side(url, name) for name, url in urls.items() if url is not None}
-
-
-@contextmanager
-def open_endpoints(
-    options: MeasuredEndpointOptions, sides: Mapping[str, Side], params: SamplingParams, tokenizer: Any
-) -> Iterator[dict[str, Endpoint]]:
-    """Connect to the servers; with a tokenizer, those that take token ids are sent them. Raises EndpointError."""
-    from eyas.bench.offline.external import Endpoint
-
-    with ExitStack() as stack:
-        servers: dict[str, Endpoint] = {}
-        for name, side in sides.items():
-            servers[name] = stack.enter_context(Endpoint(side, params, options.timeout, options.api_key, tokenizer))
-            if tokenizer is not None and not servers[name].sends_ids:
-                note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
-        yield servers
 
 
 def measure_endpoints(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.cli.data.other_engine import other_engine
+from eyas.cli.data.progress import RegenerateProgress
 from eyas.errors import UsageError
 from eyas.tables import show_table
 from eyas.urls import deliver, mirror
@@ -159,24 +160,6 @@ ROWS = {
 """Count of a summary -> its label in the table."""
 ALWAYS = ("chats", "answers", "tokens")
 """Counts that are shown even if they are 0."""
-
-
-class RegenerateProgress:
-    """The progress of a run, shown by what `counting` yields, and its last tally."""
-
-    def __init__(self, shown: Callable[..., None]) -> None:
-        self._show = shown
-        self.tally: RegenerationProgress | None = None
-
-    def watch(self, tally: RegenerationProgress) -> None:
-        """Show a tally of the run; called as it proceeds."""
-        self.tally = tally
-        text = f", {tally.tokens_per_second:.0f} tokens/s"
-        if tally.stats.drafted_depth:
-            text += f", accept length {tally.stats.accept_length:.2f}"
-        if tally.unanswered:
-            text += f", {tally.unanswered} unanswered"
-        self._show("chats", tally.settled, tally.total, text)
 
 
 def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> None:

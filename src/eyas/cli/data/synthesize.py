@@ -15,7 +15,7 @@ from eyas.cli.common.display import counting, next_step
 from eyas.cli.common.display import output as screen
 from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetPanel
 from eyas.cli.common.verb import keeping
-from eyas.cli.data.regenerate import RegenerateProgress
+from eyas.cli.data.progress import RegenerateProgress
 from eyas.errors import DataError, UsageError
 from eyas.files import read_text
 from eyas.tables import show_table

@@ -12,14 +12,12 @@ from typer import Argument, Option
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
+from eyas.cli.drafter.served_target import served_target
 from eyas.errors import UsageError
-from eyas.gguf_target import weights_file
 from eyas.hub import find_target
 
 if TYPE_CHECKING:
-    import torch
-
-    from eyas.interop.export.drafter import ServedTarget
+    pass
 
 
 Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensorrt-llm", "openvino", "gguf"]
@@ -88,17 +86,3 @@ def _boundaries(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--taps {text!r}: write boundaries with commas between them, such as 2,16,29") from None
-
-
-def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: DrafterFileOptions) -> ServedTarget:
-    """The target's sizes, embedding, head and tokenizer; none of its other weights are read."""
-    from eyas.drafters.checkpoint import open_checkpoint
-    from eyas.interop.export.drafter import ServedTarget
-    from eyas.targets import load_tokenizer
-    from eyas.targets.loading import load_embedding_and_head
-
-    name = find_target(target)
-    checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
-    embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
-    served = str(weights_file(name) or name)  # another engine reads a GGUF file itself
-    return ServedTarget(served, embedding_and_head, load_tokenizer(name))

@@ -141,7 +141,7 @@ def _served_drafter(
                          "goes into the drafter's file")  # fmt: skip
 
     def load_target() -> ServedTarget:
-        from eyas.cli.drafter.export import served_target
+        from eyas.cli.drafter.served_target import served_target
 
         return served_target(str(reads), path, None, draft)
 
