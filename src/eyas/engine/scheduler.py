@@ -396,8 +396,9 @@ class Scheduler:
         if self.room.tokens > self.room.most(self.room.slots):
             raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
         self.running.check()
-        if any(sequence.finish_reason is not None for sequence in (*in_slots, *self.waiting)):
-            raise InvariantError("a finished sequence is still there")
+        for sequence in (*in_slots, *self.waiting):
+            if sequence.finish_reason is not None:
+                raise InvariantError(f"finished sequence {sequence.index} still occupies slot {sequence.slot}")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 

@@ -355,26 +355,26 @@ def read_model(
         check_peft(adapter)
         source = base_of(name)
     gguf_file, settings = weights_file(source), read_here(config)
-    beside: dict[str, Any] = {}
+    extra_kwargs: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
     try:
         packs = packs and adapter is None
         if gguf_file is not None:
-            beside["state_dict"], packed = read_weights(
+            extra_kwargs["state_dict"], packed = read_weights(
                 gguf_file, model_class(config), config, dtype, first=partial, packs=packs
             )
         elif settings is not None:
             config = copy.deepcopy(config)
             for part in (config, config.get_text_config()):
                 vars(part).pop("quantization_config", None)
-            beside["state_dict"], packed = read_quantized(
+            extra_kwargs["state_dict"], packed = read_quantized(
                 source, model_class(config), config, settings, dtype, packs=packs
             )
         elif adapter is not None and adapter.beside:  # from its directory, transformers would also load the adapter
-            beside["state_dict"] = {
+            extra_kwargs["state_dict"] = {
                 key: tensor for file in weight_files(source) for key, tensor in load_file(file).items()
             }
-        given = "state_dict" in beside
+        given = "state_dict" in extra_kwargs
         loaded, report = (model_class if given else auto_class)(config).from_pretrained(
             None if given else source,
             config=config,
@@ -383,7 +383,7 @@ def read_model(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **beside,
+            **extra_kwargs,
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error

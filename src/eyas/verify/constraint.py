@@ -32,7 +32,7 @@ from eyas.errors import RequestError
 from eyas.runtime import to_device
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import Request, SamplingParams
-from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines, lone_executor
+from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines, slow_mask_executor
 
 Mask = NDArray[np.uint32]
 """[W]: token t is legal if bit t % 32 of word t // 32 is set."""
@@ -112,7 +112,7 @@ class Constraint:
                 return count
             self.state = after
         if self.slow and self.state.matcher is not None:
-            self.coming = _beside().submit(self.compute_alone, self.state.matcher.deep_copy())
+            self.coming = _mask_executor().submit(self.compute_alone, self.state.matcher.deep_copy())
         return len(tokens)
 
     @property
@@ -127,7 +127,7 @@ class Constraint:
         """
         began = time.perf_counter()
         made = np.zeros((1, self.words), dtype=np.uint32)
-        lone_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
+        slow_mask_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
         self.set_end_bits(made[0], matcher)
         seconds = time.perf_counter() - began
         if seconds > _SHORT:
@@ -180,7 +180,7 @@ class Constraint:
 
 
 @lru_cache(maxsize=1)
-def _beside() -> ThreadPoolExecutor:
+def _mask_executor() -> ThreadPoolExecutor:
     """The background thread that computes slow masks, one at a time."""
     return ThreadPoolExecutor(1, "grammar-masks")
 

@@ -130,7 +130,7 @@ def executor() -> Any:
 
 
 @lru_cache(maxsize=1)
-def lone_executor() -> Any:
+def slow_mask_executor() -> Any:
     """A pool of one thread for slow masks, so that other masks don't queue behind them."""
     return _library().LLExecutor(num_threads=1)
 

@@ -130,7 +130,7 @@ def promote(
 ) -> int:
     """Have the server try a generation again.
 
-    Even one that was refused before; it is taken back if it does worse.
+    Even one that was refused before; it is reverted if it does worse.
 
     Examples:
         eyas learn promote DIR

@@ -191,7 +191,7 @@ class Learning(Learner):
             assert one._first is not None
             drafter.generations.offer(one.serving, one._first, client=one.client)
             one.start(drafter)
-            log.info("learning: a key apart learns in %s", one.config.folder)
+            log.info("learning separately for one API key in %s", one.config.folder)
         self._thread.start()
         self._signs.start()
 
@@ -304,7 +304,7 @@ class Learning(Learner):
             return state.model_copy(update={"wanted": wanted, "settled": settled, "refused": refused})
 
         self.folder.change(back, "reverted", generation=number, reason=reason)
-        log.warning("learning: generation %d is taken back: %s", number, reason)
+        log.warning("reverted generation %d: %s", number, reason)
 
 
 def _no_engine(path: Path) -> NetworkDrafter:

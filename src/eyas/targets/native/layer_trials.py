@@ -93,7 +93,7 @@ class LayerCall:
         return found[0]
 
 
-class LoneLayer(NativeDecoder):
+class SingleLayer(NativeDecoder):
     """One layer of a native decoder as its own decoder, from states to states, without rounding to bfloat16."""
 
     def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> None:
@@ -351,7 +351,7 @@ def _layer_refusal(
     refused = None
     others = sorted({-1, *range(len(native._ropes))} - {own}) if shape is not None else ()
     for rope in (own, *others):
-        lone = LoneLayer(native, index, positions, rope, cut)
+        lone = SingleLayer(native, index, positions, rope, cut)
         apart = trial.apart(lone.of(states, shape))
         if apart.max() <= 1:
             native._layers[index].rope = rope
