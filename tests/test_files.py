@@ -452,6 +452,7 @@ def test_hashes_go_by_content(tmp_path: Path) -> None:
 
 SOURCE = Path(__file__).parents[1] / "src" / "eyas"
 WRITING = {
+    "engine/round_log.py": {"open", "open a"},  # a round is a line in one write
     "labs/sandbox/jail.py": {"open"},  # /dev/null and the like, inside the sandbox
     "labs/sandbox/sandbox.py": {"TemporaryFile", "TemporaryDirectory"},  # what a program prints, where it runs
     "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names

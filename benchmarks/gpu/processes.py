@@ -20,7 +20,8 @@ TESTS = {
     "kernels of training": ("tests/train/loss/test_chain_attention_kernels.py",),
     "recurrent targets": ("tests/engine/test_recurrent_targets.py",),
     "engine": tuple(
-        f"tests/engine/test_{name}.py" for name in ("engine", "sampling", "prefix", "grammar", "serving", "under_load")
+        f"tests/engine/test_{name}.py"
+        for name in ("engine", "sampling", "prefix_cache", "grammar", "serving", "under_load")
     ),
 }
 """Name -> test files that place their models on the device in EYAS_TEST_DEVICE."""

@@ -48,7 +48,7 @@ def refused(result: Result, code: int, *words: str) -> None:
         (("--tree", "chain:0"), ("chain",)),
         (("--tree", "chain:2", "-n", 3), ("--num-speculative-tokens", "--tree", "give one")),
         (("-n", 0), ("--num-speculative-tokens",)),
-        (("--method", "oak"), ("unknown method 'oak'", "eagle1, eagle3, medusa, ")),
+        (("--method", "oak"), ("unknown method 'oak'", "eagle1, eagle3, ")),
         (("--acceptance", "kind"), ("unknown acceptance 'kind'", "typical:EPSILON,DELTA")),
         (("--acceptance", "typical:2,1"), ("epsilon 2.0",)),
         (("--dtype", "int8"), ("'int8' is not one of", "bfloat16")),

@@ -11,7 +11,7 @@ import pytest
 
 from eyas.drafters.decoding import NetworkPairs
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import Controller, CostModel, CostTable, Curve, TreeArm, explore
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, TreeArm, recordings
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
@@ -95,7 +95,7 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
 
 @pytest.mark.parametrize(("batch_size", "sampled"), [(1, False), (3, True)])
 def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explore, "_RECORDING", 1.0)  # rounds that this takes: so that some are among a few
+    monkeypatch.setattr(recordings, "_FIRST", 1.0)  # rounds that this takes: so that some are among a few
     target, drafter = Target(tiny.build_model("llama")), tiny.eagle3_drafter()
     target.record = drafter.pairs.record = recording.recorder(target.device)
     ticks = count()  # reading candidates takes a tenth of a pass, so that it isn't done in every round
@@ -131,7 +131,7 @@ def test_a_first_token_does_not_wait_for_a_draft() -> None:
     while not engine.idle:
         chunks += engine.step()
         nodes.append(0 if engine.outcome is None else engine.outcome.pass_tokens - 1)
-    assert controller.planned[0] is not None  # it would have drafted
+    assert any(controller.planned[:4])  # it would have drafted, after the first check of plain decoding
     assert len(chunks[0].token_ids) == 1
     assert nodes[0] == 0
     assert max(nodes) > 1

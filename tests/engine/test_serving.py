@@ -461,9 +461,9 @@ def test_a_round_reads_pairs_of_few_rows_that_are_far_behind(monkeypatch: pytest
     """Where drafting begins after a while without drafts; the other rows go on without."""
     read, catch_up = [], NetworkDrafter.catch_up
 
-    def counted(self: NetworkDrafter, rows: range, wanted: list[bool]) -> None:
+    def counted(self: NetworkDrafter, rows: range, wanted: list[bool], *most: Any, **named: Any) -> Any:
         read.append(sum(self.pairs.unread(row) for row, want in zip(rows, wanted, strict=True) if want))
-        catch_up(self, rows, wanted)
+        return catch_up(self, rows, wanted, *most, **named)
 
     monkeypatch.setattr(NetworkDrafter, "catch_up", counted)
     run = engine("chain:4", max_running=4, prefill_chunk=16)

@@ -51,7 +51,7 @@ class Whims(Controller):
         self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES), share: float = 1.0
     ) -> None:
         self._draw, self._share = draw, share
-        self.audience: Any = self
+        self.observation: Any = self
         self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learnt = 0
 
@@ -66,17 +66,17 @@ class Whims(Controller):
         self.planned += 1
         return self._draw.choice(self._trees)
 
-    def goes_on(self, texts: Sequence[int]) -> bool:
+    def keeps_plan(self, texts: Sequence[int]) -> bool:
         assert texts
         return False
 
     def admits(self, rows: int) -> bool:
-        """Its audience's question."""
+        """Its observation policy's question."""
         assert rows > 0
         return self._share == 1.0 or self._draw.random() < self._share
 
     def decoded(self, rows: int) -> None:
-        """What its audience is told."""
+        """What its observation policy is told."""
         assert rows > 0
 
     def learn(self, record: Any) -> None:

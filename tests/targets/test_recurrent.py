@@ -467,7 +467,7 @@ def test_a_guess_has_the_same_bits_natively(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
 def test_the_same_holds_with_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of so many some take no piece of a step that others share."""
-    for place in ("decoder", "linears"):
+    for place in ("decoder", "ops", "packed_linears"):
         monkeypatch.setattr(f"eyas.targets.native.{place}.threads_for", lambda _: 4)
     check_bits(native_of(name, "bfloat16"))
 

@@ -21,6 +21,7 @@ from eyas.engine.controller import CostTable, calibration, costs_for, make_contr
 from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.backend import GraphsBackend, ModulesBackend, NativeBackend
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
 from eyas.types import Request, SamplingParams
@@ -59,7 +60,7 @@ def test_passes_too_large_to_pay_are_left_out(rows: int, largest: int) -> None:
 def test_drafts_and_plain_passes_come_after_a_pass() -> None:
     """As in service: a draft that finds its own weights in the caches takes half as long."""
     bench, order = object.__new__(calibration._Bench), list[str]()
-    bench._rows, bench._target = [1], SimpleNamespace(native=object(), record=None)  # type: ignore[assignment]
+    bench._rows, bench._target = [1], SimpleNamespace(backend=NativeBackend())  # type: ignore[assignment]
 
     def timed(name: str, seconds: float) -> Callable[[], float]:
         return lambda: order.append(name) or seconds  # type: ignore[func-returns-value]
@@ -180,7 +181,7 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
     """Other kernels are prepared in the first run of a size, which doesn't count then."""
     bench = object.__new__(calibration._Bench)
     bench._rows = [1]
-    bench._target = SimpleNamespace(native=object() if native else None, record=None)  # type: ignore[assignment]
+    bench._target = SimpleNamespace(backend=NativeBackend() if native else ModulesBackend())  # type: ignore[assignment]
     taken = iter([0.5, 0.4])
     found = bench._turns({("rows", 1): lambda: 0.001, ("rows", 64): lambda: next(taken)}, 4.0)
     assert [len(times) for times in found.values()] == [8, runs]
@@ -188,6 +189,6 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
 
 def test_runs_that_record_a_graph_do_not_count() -> None:
     bench = object.__new__(calibration._Bench)
-    bench._rows, bench._target = [1], SimpleNamespace(native=None, record=object())  # type: ignore[assignment]
+    bench._rows, bench._target = [1], SimpleNamespace(backend=GraphsBackend())  # type: ignore[assignment]
     taken = iter([0.5, 9.0, 0.3, 0.2])
     assert bench._turns({("tokens", 1): lambda: next(taken)}, 0.0) == {("tokens", 1): [0.3, 0.2]}
