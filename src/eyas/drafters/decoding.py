@@ -9,6 +9,7 @@ far, H draft hidden, Vd draft vocabulary.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -67,16 +68,20 @@ class NetworkPairs(SlotPairs):
         self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
         self._sizes = network.state_size, network.config.hidden_size
         self._fed_dtype, self.record = fed or self.dtype, record
-        self.target: SlotCache | None = None
-        """The target's cache over the same slots; None until an engine attaches it."""
+        self._target: weakref.ref[SlotCache] | None = None  # borrowed: its bytes aren't the drafter's
         self.resize(0)
+
+    @property
+    def target(self) -> SlotCache | None:
+        """The target's cache over the same slots; None until an engine attaches it."""
+        return None if self._target is None else self._target()
 
     @property
     def slots(self) -> int:
         return self.cache.slots
 
     def attach(self, cache: SlotCache) -> None:
-        self.target = cache
+        self._target = weakref.ref(cache)
 
     def resize(self, slots: int) -> None:
         self.cache = self.make_cache(slots)
