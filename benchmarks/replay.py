@@ -7,7 +7,7 @@ take beyond it (`_PLAN` and so on, measured in service). So a difference of half
 machine, whatever else it does.
 
     python -m benchmarks.replay record smollm2 smollm2 RECORDING.npz --prompts GSM8K.jsonl MT_BENCH.jsonl --limit 24
-    python -m benchmarks.replay compare RECORDING.npz --variants explore._FOR_PROBES=0 texts._TOKENS=10,texts._DRAFTS=4
+    python -m benchmarks.replay compare RECORDING.npz --variants explore._PROBE_BUDGET=0 texts._TOKENS=9,texts._DRAFTS=4
 
 `compare` prints, for each scenario, how many times faster `auto` is than plain decoding, and by how many percent each
 variant changes that. A variant assigns to names in modules of `eyas.engine.controller`.

@@ -398,7 +398,8 @@ class Scheduler:
         self.running.check()
         for sequence in (*in_slots, *self.waiting):
             if sequence.finish_reason is not None:
-                raise InvariantError(f"finished sequence {sequence.index} still occupies slot {sequence.slot}")
+                where = "waits" if sequence.slot is None else f"occupies slot {sequence.slot}"
+                raise InvariantError(f"finished sequence {sequence.index} still {where}")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 

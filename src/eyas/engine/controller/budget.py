@@ -30,7 +30,9 @@ class Pace:
 
     def __init__(self, share: float, least: int, most: int) -> None:
         """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time; begin at once."""
-        self._share, self._least, self._most = share, least, most
+        self._share = share
+        self._least = least
+        self._most = most
         self._cost = 0.0
         self._since = most
         self._seconds = 0.0

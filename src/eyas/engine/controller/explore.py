@@ -17,8 +17,10 @@ from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Array
 
-_FOR_PROBES, _FOR_TRIALS = 0.005, 0.01
-"""The shares of all time that probes while drafting, and trials while not, may lose."""
+_PROBE_BUDGET = 0.005
+"""The share of all time that probes while drafting may lose."""
+_TRIAL_BUDGET = 0.01
+"""The share of all time that trials while not drafting may lose."""
 PLAIN_PAIR = 2
 """Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, as caches are full of other weights, so
 only the second one shows what plain decoding takes."""
@@ -55,8 +57,8 @@ class Explorer:
         """`trial_rounds`: the rounds of a trial, for drafts that show nothing in a single one."""
         self._trial_rounds = trial_rounds
         # the first ones are free, since nothing is known before them
-        self.probes = Budget(_FOR_PROBES, math.inf)
-        self.trials = Budget(_FOR_TRIALS, math.inf)
+        self.probes = Budget(_PROBE_BUDGET, math.inf)
+        self.trials = Budget(_TRIAL_BUDGET, math.inf)
         self._turn = 0
         """Probes while drafting so far: every other one is plain."""
         self._since = math.inf

@@ -24,12 +24,14 @@ _TOKENS = 5.0
 """The tokens for which the expected offers and calibration of a text count."""
 _DRAFTS = 2.0
 """The drafts for which the expected share of guessed tokens counts: few, as texts differ much."""
-_EARLIER, _EARLIER_FADE = 1.0, 0.9
-"""The weight, in texts, of a usual text in what is expected of a new one, next to the texts before it; and how the
-weight of a text decays with each one that ends after it."""
+_EARLIER = 1.0
+"""The weight, in texts, of a usual text in what is expected of a new one, next to the texts before it."""
+_EARLIER_FADE = 0.9
+"""The factor by which the weight of a text decays with each one that ends after it."""
 _GUESSED = 0.5
 """The share of a usual text's tokens that is guessed."""
 _SAMPLES = 32
+"""The samples of a distribution: their mean decides, and drawing them takes some 30 microseconds."""
 _FADE = 1.0 - 1.0 / 64.0
 """The factor by which a text's own results decay with each round: a text may become easier, or harder."""
 

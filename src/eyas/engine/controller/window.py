@@ -29,6 +29,7 @@ _FADE = 1.0 - 1.0 / 50.0
 _TRIAL = 4
 """Rounds of a trial for each level of the window, which fills in as many rounds as it has levels."""
 _SAMPLES = 32
+"""The samples of what a window may bring: their mean decides."""
 
 
 class WindowGain:

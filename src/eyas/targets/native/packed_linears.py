@@ -60,8 +60,12 @@ class PackedLinear(NativeLinear):
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.stacked, made._shared, made.transposed = shape if len(shape) == 3 else None, None, False
-        made.out_features, made.in_features, made._dtype = prod(shape[:-1]), shape[-1], dtype
+        made.stacked = shape if len(shape) == 3 else None
+        made._shared = None
+        made.transposed = False
+        made.out_features = prod(shape[:-1])
+        made.in_features = shape[-1]
+        made._dtype = dtype
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
         made.name, made._tied = name, tied

@@ -284,7 +284,9 @@ class ChainAttention:
     def __init__(
         self, indices: Tensor, kernel: CausalKernel | None = None, windows: Sequence[SlidingWindow | None] = ()
     ) -> None:
-        self._indices, self._kernel, self._windows = indices, kernel, windows
+        self._indices = indices
+        self._kernel = kernel
+        self._windows = windows
         self._true: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values of the true pairs
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys, values of each later step
 
