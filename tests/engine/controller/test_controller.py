@@ -212,6 +212,26 @@ def test_a_trial_must_be_worth_its_cost(share: float, cost: float, tried: bool) 
     assert (probe is not None) is tried
 
 
+def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
+    """Where copies are looked for every round is planned, and drawing samples takes time."""
+    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([1.0], [0.05]))
+    simulation.run(made, 30)
+    prospects, asked, explorer = made._choice.prospects, list[int](), Explorer()
+    assert prospects is not None
+
+    def considered() -> int:
+        explorer.while_plain(prospects, lambda: (asked.append(1), np.zeros(4))[1], lambda: 0.0)
+        return len(asked)
+
+    assert [considered(), considered()] == [1, 1]
+    explorer.earn(0.02)
+    assert considered() == 1
+    explorer.earn(0.02)
+    assert considered() == 2
+    explorer.renew()
+    assert considered() == 3
+
+
 def test_texts_that_never_paid_are_tried_ever_more_rarely() -> None:
     machine = Machine(first=0.3, level=0.2, position=0.01)
     made, simulation, probes = controller(machine), Simulation(machine, Text([3.0], [0.02])), list[int]()
