@@ -43,7 +43,11 @@ from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams, Stats
 from tests import tiny
 
-EQUAL, PLAIN, REFUSED, UNTRIED, BROKEN = "equal", "plain only", "refused", "not tried", "broken"
+EQUAL = "equal"
+PLAIN = "plain only"
+REFUSED = "refused"
+UNTRIED = "not tried"
+BROKEN = "broken"
 MEANINGS = {
     EQUAL: "plain decoding equals `transformers.generate`, speculation equals plain decoding, every token",
     PLAIN: "plain decoding equals `transformers.generate`; a drafter is refused",
@@ -85,7 +89,8 @@ def tiny_config(kind: str) -> Any:
     special = SPECIAL.get(kind, {})
     assert isinstance(special, dict)
     config = _shrunk(CONFIG_MAPPING[kind], special)
-    text, usual = config.get_text_config(), CONFIG_MAPPING[kind]().get_text_config()
+    text = config.get_text_config()
+    usual = CONFIG_MAPPING[kind]().get_text_config()
     kinds = sorted(set(getattr(usual, "layer_types", None) or ()))
     if len(kinds) > 1 and set(text.layer_types) != set(kinds):  # four layers are shorter than the pattern
         text.layer_types = [kinds[layer % len(kinds)] for layer in range(text.num_hidden_layers)]
@@ -249,7 +254,8 @@ def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> l
     for number, kind in enumerate(kinds, 1):
         with TemporaryDirectory() as folder:
             row = try_type(kind, Path(folder))
-            reason, other = row.reason.replace(folder, "MODEL"), installed if installed != version else ""
+            reason = row.reason.replace(folder, "MODEL")
+            other = installed if installed != version else ""
             known[kind] = row = dataclasses.replace(row, reason=reason, version=other)
         gc.collect()
         print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", flush=True)

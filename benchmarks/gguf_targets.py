@@ -76,7 +76,8 @@ def run(path: Path, case: tiny.Case) -> Result:
         engine = eyas.load(path, dtype="float32")
     except ModelError as error:
         return Result(str(case), None, None, None, str(error))
-    expected, tokens = by_llama(path, ids), torch.tensor([ids])
+    expected = by_llama(path, ids)
+    tokens = torch.tensor([ids])
     model = engine.target.model
     params = eyas.SamplingParams(max_tokens=1, logprobs=20, ignore_eos=True)
     (completion,) = engine.generate([eyas.Request(tuple(ids), params)])

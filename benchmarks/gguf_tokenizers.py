@@ -116,7 +116,8 @@ def compare(path: Path, count: int) -> Result:
         if scheme is None:
             return Result(path.stem, "no tokenizer")
         vocabulary = read_vocabulary(file, scheme)
-        tokenizer, oracle = build_tokenizer(scheme, vocabulary), Oracle(path)
+        tokenizer = build_tokenizer(scheme, vocabulary)
+        oracle = Oracle(path)
     except EyasError as error:
         return Result(path.stem, "refused", first=str(error).replace(str(path), path.name))
     texts = texts_for(vocabulary, count)

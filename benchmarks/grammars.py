@@ -127,7 +127,9 @@ def busy(threads: int) -> Iterator[None]:
 def draw_answer(tokenizer: Any, spec: GrammarSpec, seed: int) -> tuple[str, float]:
     """A random answer that the grammar accepts, and the seconds that a token took."""
     constraint = Constraint(compile_grammar(tokenizer, spec), [tokenizer.eos_token_id])
-    draw, tokens, endings = random.Random(seed), list[int](), _endings(tokenizer)
+    draw = random.Random(seed)
+    tokens = list[int]()
+    endings = _endings(tokenizer)
     seconds = 0.0
     while len(tokens) < _MOST_TOKENS:
         began = time.thread_time()
@@ -176,7 +178,10 @@ def try_all(tokenizer: Any, trials: GrammarTrials) -> dict[str, Any]:
         spec = tool_call_grammar(tools, "required", HERMES, tokenizer, parallel=False)
         assert spec is not None
         cases[f"tools: {name}"] = spec
-    compiling, tokens, refused, invalid = list[float](), list[float](), dict[str, str](), dict[str, str]()
+    compiling = list[float]()
+    tokens = list[float]()
+    refused = dict[str, str]()
+    invalid = dict[str, str]()
     for number, (name, spec) in enumerate(cases.items()):
         began = time.perf_counter()
         try:

@@ -93,7 +93,8 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: An
     elif get_origin(kind) is Sequence:
         settings["nargs"], (kind,) = "+" if needed and not option else "*", get_args(kind)
     elif get_origin(kind) is tuple:
-        settings["nargs"], kind = len(get_args(kind)), get_args(kind)[0]
+        settings["nargs"] = len(get_args(kind))
+        kind = get_args(kind)[0]
     elif not needed and not option:
         settings["nargs"] = "?"
     if kind is bool:

@@ -68,8 +68,10 @@ def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCa
 
 def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -> DraftNetwork:
     """The drafter of a target that is `factor` times as deep and has `sizes`."""
-    old_size, new_size = network.config.hidden_size, sizes["hidden_size"]
-    ratio, state = old_size / new_size, (old_size, new_size)
+    old_size = network.config.hidden_size
+    new_size = sizes["hidden_size"]
+    ratio = old_size / new_size
+    state = (old_size, new_size)
     taps = network.config.taps or ()
     changed = {
         **sizes,

@@ -64,7 +64,10 @@ _UNKNOWN = -2
 """A token that no beam holds."""
 _NEVER = -30.0
 """The log-probability of children that no beam held."""
-_PLAN, _PLAN_AND_FIT, _ANALYSIS, _DRAFTED = 0.35e-3, 0.7e-3, 0.15e-3, 0.2e-3
+_PLAN = 0.35e-3
+_PLAN_AND_FIT = 0.7e-3
+_ANALYSIS = 0.15e-3
+_DRAFTED = 0.2e-3
 """Seconds of a plan, of one that also fits costs, of reading a draft's candidates, and of a drafted round's rest."""
 _COLD = 0.08
 """The share by which a pass takes longer that follows one of the other kind, plain or drafted."""
@@ -82,7 +85,8 @@ class Recorder(NetworkDrafter):
     def __init__(self, drafter: NetworkDrafter, values: ValueTable, group: int) -> None:
         """Ranked by the `values` of nodes, for rows of a `group`."""
         super().__init__(drafter.proposer, drafter.taps, drafter.pairs)
-        self._values, self._group = values, group
+        self._values = values
+        self._group = group
         self.beams: list[DraftTree] = []
 
     def draft(
@@ -215,7 +219,8 @@ class Row:
     def path(self, tree: DraftTree, row: int) -> list[int]:
         """The nodes that the target follows; the answer's last token ends a round of its own."""
         parents, tokens, valid = (part[row].tolist() for part in (tree.parents, tree.tokens, tree.valid))
-        path, above = [0], -1
+        path = [0]
+        above = -1
         for wanted in self.answer.tokens[self.at + 1 : -1]:
             nodes = (
                 n for n in range(above + 1, len(tokens)) if valid[n] and parents[n] == above and tokens[n] == wanted
@@ -229,7 +234,8 @@ class Row:
 
 def grown(spec: TreeSpec, rows: Sequence[Row]) -> DraftTree:
     """The trees that the drafter would have drafted."""
-    growth, nodes = spec.start(len(rows), CPU), [[-1] for _ in rows]
+    growth = spec.start(len(rows), CPU)
+    nodes = [[-1] for _ in rows]
     while True:
         offered = [[row.children(node, growth.fanout) for node in beam] for row, beam in zip(rows, nodes, strict=True)]
         steps = torch.tensor([[logprobs for _, _, logprobs in beam] for beam in offered])  # [R, W, K]
@@ -271,7 +277,10 @@ class Replay:
     def __init__(self, costs: CostTable, rows: int, noise: Iterator[float], sampled: bool) -> None:
         """For rounds that take what `costs` say, and look as `noise` says."""
         self.seconds = 0.0
-        self._costs, self._rows, self._noise, self._sampled = CostModel(costs), rows, noise, sampled
+        self._costs = CostModel(costs)
+        self._rows = rows
+        self._noise = noise
+        self._sampled = sampled
         self._live: list[Row] = []
         self._begun = 0
         """Answers so far."""
@@ -296,7 +305,9 @@ class Replay:
             learn(texts, draft, *args)
             self._host += _ANALYSIS * (draft.tree.candidates is not None)
 
-        arm.gain.settle, arm.gain.learn = plan, analyze  # type: ignore[method-assign, assignment]
+        # type: ignore[method-assign, assignment]
+        arm.gain.settle = plan
+        arm.gain.learn = analyze
         return Controller(costs, arm, clock=self.clock)
 
     def run(self, answers: Sequence[Answer], controller: Controller | None) -> float:
@@ -307,7 +318,8 @@ class Replay:
             while waiting and len(self._live) < self._rows:
                 answer = waiting.pop(0)
                 self._live.append(Row(answer, self._begun, unread=answer.prompt))
-                self._begun, pairs = self._begun + 1, pairs + answer.prompt
+                self._begun = self._begun + 1
+                pairs = pairs + answer.prompt
             self._round(controller, pairs)
             self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
         return self.seconds
@@ -315,17 +327,23 @@ class Replay:
     def _round(self, controller: Controller | None, pairs: int) -> None:
         live, costs = self._live, self._costs
         texts, lengths = [row.text for row in live], [row.length for row in live]
-        overhead, spec = self._spend(), None
+        overhead = self._spend()
+        spec = None
         if controller is not None:
             spec = controller.plan(texts, lengths, [self._sampled] * len(live), [row.unread for row in live])
-        tree, drafting, observing = DraftTree.empty(len(live), CPU), 0.0, 0.0
+        tree = DraftTree.empty(len(live), CPU)
+        drafting = 0.0
+        observing = 0.0
         if spec is not None:
-            tree, unread = grown(spec, live), sum(row.unread for row in live)
+            tree = grown(spec, live)
+            unread = sum(row.unread for row in live)
             drafting = float(costs.draft_seconds(len(live), spec.max_fanout, tree.levels))
             drafting += float(costs.observe_seconds(unread, len(live))) if unread else 0.0
         paths = [row.path(tree, index) for index, row in enumerate(live)]
-        emitted, counts = sum(map(len, paths)), tree.valid.sum(1).tolist() or [0] * len(live)
-        nodes, padded = sum(counts), len(live) * max(counts) - sum(counts)
+        emitted = sum(map(len, paths))
+        counts = tree.valid.sum(1).tolist() or [0] * len(live)
+        nodes = sum(counts)
+        padded = len(live) * max(counts) - sum(counts)
         passing = float(costs.pass_seconds(len(live) + nodes, len(live), lengths))
         passing += float(costs.padding_seconds(padded, len(live))) if padded else 0.0
         passing *= 1.0 + _COLD * (self._drafted != (spec is not None))
@@ -344,11 +362,13 @@ class Replay:
                 )
             )  # fmt: skip
         for row, path in zip(live, paths, strict=True):
-            row.at, row.unread = row.at + len(path), 0 if spec is not None else row.unread + 1
+            row.at = row.at + len(path)
+            row.unread = 0 if spec is not None else row.unread + 1
 
     def _spend(self) -> float:
         """The seconds that the controller has taken since the last round, which now count."""
-        host, self._host = self._host, 0.0
+        host = self._host
+        self._host = 0.0
         self.seconds += host
         return host
 
@@ -423,7 +443,10 @@ class CopyReplay:
         self.seconds = 0.0
         self.rate = 0.0
         """Tokens per second while no row was empty: how long the last rows take alone is chance."""
-        self._costs, self._drafter, self._noise, self._rows = CostModel(costs), drafter, noise, rows
+        self._costs = CostModel(costs)
+        self._drafter = drafter
+        self._noise = noise
+        self._rows = rows
         self._live: list[tuple[int, int]] = []
         """The number of the answer in each row, and how many of its tokens are written."""
         self._drafter.pairs.resize(rows)
@@ -434,7 +457,9 @@ class CopyReplay:
 
     def run(self, answers: Sequence[Written], chosen: Controller | TreeSpec | None) -> list[float]:
         """The seconds that each answer takes under a controller, with a fixed shape, or by plain rounds (None)."""
-        taken, begun, written = [0.0] * len(answers), 0, 0
+        taken = [0.0] * len(answers)
+        begun = 0
+        written = 0
         while begun < len(answers) or self._live:
             while begun < len(answers) and len(self._live) < self._rows:
                 row = len(self._live)
@@ -467,7 +492,8 @@ class CopyReplay:
     def _round(self, answers: Sequence[Written], chosen: Controller | TreeSpec | None) -> int:
         """Decode a round; returns the tokens that it wrote."""
         rows = len(self._live)
-        texts, lengths = [number for number, _ in self._live], [len(answers[n].prompt) + at for n, at in self._live]
+        texts = [number for number, _ in self._live]
+        lengths = [len(answers[n].prompt) + at for n, at in self._live]
         spec = chosen
         if isinstance(chosen, Controller):
             spec = chosen.plan(texts, lengths, [False] * rows, [0] * rows)
@@ -505,7 +531,8 @@ class CopyReplay:
         """The nodes that the target follows."""
         parts = (tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.valid[row].tolist())
         nodes = list(zip(*parts, strict=True))
-        path, above = [0], -1
+        path = [0]
+        above = -1
         for token in wanted:
             above = next((n for n, node in enumerate(nodes) if node == (above, token, True)), -1)
             if above < 0:

@@ -37,7 +37,9 @@ def methods(report: Report) -> str:
 def _heat(report: Report, heat: float) -> str:
     lines = {(line["task"], line["method"]): line for line in report["lines"] if line["temperature"] == heat}
     tasks = list(dict.fromkeys(task for task, _ in lines))
-    rows, told = [], all(line["same"] == line["answers"] for line in lines.values())  # then a sentence says so
+    # then a sentence says so
+    rows = []
+    told = all(line["same"] == line["answers"] for line in lines.values())
     for name in dict.fromkeys(method for _, method in lines):
         last = lines[tasks[-1], name]
         efficiency = "" if last["efficiency"] is None else f"{last['efficiency']:.2f}"
@@ -110,7 +112,8 @@ def sweep(report: Report) -> str:
 
 def load(report: Report) -> str:
     """Results of `eyas bench serve` by number of concurrent clients."""
-    rows, told = [], all(line["same"] == line["compared"] for line in report["lines"])
+    rows = []
+    told = all(line["same"] == line["compared"] for line in report["lines"])
     for line in report["lines"]:
         ratio = f"{line['ratio_median']:.2f} ({line['ratio_least']:.2f})"
         length = "" if line["accept_length"] is None else f"{line['accept_length']:.2f}"
@@ -157,7 +160,9 @@ def setting(report: Report, remark: str) -> str:
     """What was measured, and where."""
     settings = report["settings"]
     sampling = settings["sampling"]
-    penalty, repeats = sampling["frequency_penalty"], settings.get("repeats")  # only what is timed is repeated
+    # only what is timed is repeated
+    penalty = sampling["frequency_penalty"]
+    repeats = settings.get("repeats")
     weights = settings.get("weights") or settings["dtype"]
     text = (
         f"**`{Path(settings['model']).name}`**, {weights}, batch {settings['batch_size']}, answers of up to "

@@ -58,7 +58,8 @@ class Block:
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
     """Every block of a page: those between fences, and those indented by four spaces after an empty line."""
-    found, lines = [], page.read_text(encoding="utf-8").splitlines()
+    found = []
+    lines = page.read_text(encoding="utf-8").splitlines()
     at = 0
     while at < len(lines):
         start = at

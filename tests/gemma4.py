@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from transformers.models.gemma4_assistant import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-VOCAB, HIDDEN, WINDOW, CENTROIDS = 98, 32, 6, 14
+VOCAB = 98
+HIDDEN = 32
+WINDOW = 6
+CENTROIDS = 14
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 8, "global_head_dim": 16,

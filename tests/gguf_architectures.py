@@ -22,7 +22,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .gguf_models import add_tokenizer, blocks_of, permuted
 
-VOCAB, HIDDEN, HEADS, CONTEXT = 96, 64, 4, 256
+VOCAB = 96
+HIDDEN = 64
+HEADS = 4
+CONTEXT = 256
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
@@ -489,7 +492,9 @@ _NEXTN = {
 
 def head_tensors(name: str, config: Any, held: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """MTP modules of a safetensors file as heads of a GGUF file: llama.cpp's names and layout."""
-    layers, stacked, found = config.num_hidden_layers, {}, {}
+    layers = config.num_hidden_layers
+    stacked = {}
+    found = {}
     if name == "nemotron_h_moe":  # both layers of a module are one block
         head = f"blk.{layers}."
         outer = {

@@ -73,7 +73,8 @@ def die_before(number: int) -> None:
 
         return made
 
-    os.fsync, files._exchange = counted(sync), counted(swap)
+    os.fsync = counted(sync)
+    files._exchange = counted(swap)
     sys.addaudithook(hook)
 
 

@@ -52,7 +52,8 @@ def _codes(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
 def _with_zeros(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Unsigned codes [O, I], arbitrary float16 scales and unsigned zeros [O, I / G], never 0 nor all in the middle."""
     grouped = weight.unflatten(1, (-1, group))
-    most, least = grouped.amax(-1).clamp(min=0), grouped.amin(-1).clamp(max=0)
+    most = grouped.amax(-1).clamp(min=0)
+    least = grouped.amin(-1).clamp(max=0)
     scales = ((most - least) / (2**bits - 1)).half()
     zeros = (-least / scales.float()).round().clamp(1, 2**bits - 1)
     codes = (grouped / scales.float().unsqueeze(-1)).round() + zeros.unsqueeze(-1)

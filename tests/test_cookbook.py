@@ -48,7 +48,9 @@ def budget() -> dict[str, tuple[str, list[list[str]]]]:
 def test_the_budget_is_the_plan_s(model: str, tmp_path: Path) -> None:
     ConfigOnly.of(model, tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
-    size, taps, gpu = plan.model_size(config), choose_taps(config), known_machine("H100")
+    size = plan.model_size(config)
+    taps = choose_taps(config)
+    gpu = known_machine("H100")
     layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=taps, states="fp8", final="answers", top=None)
     for chats, *figures in budget()[model][1]:
         samples = int(chats.replace(",", ""))

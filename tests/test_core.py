@@ -40,7 +40,8 @@ print("decoded", len(VERBS) - len(VERBS.own), eyas.__file__)
 
 
 def decoded(folder: Path, source: Path, labs: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    model, drafter = save_target(folder / "model"), save_drafter(folder / "drafter")
+    model = save_target(folder / "model")
+    drafter = save_drafter(folder / "drafter")
     line = [sys.executable, "-c", CORE, str(model), str(drafter), ",".join(labs)]
     path = {"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(line, capture_output=True, text=True, check=False, env=path)

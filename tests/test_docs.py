@@ -228,7 +228,9 @@ def test_troubleshooting_quotes_messages_and_whole_commands() -> None:
     page = ROOT / "docs" / "troubleshooting.md"
     printed = source_texts()
     rows = [line.split("|")[1:-1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    wrong, quoted, parsed = [], 0, 0
+    wrong = []
+    quoted = 0
+    parsed = 0
     for symptom, _, command in rows:
         for message in re.findall(r"`([^`]+)`", symptom):
             if len(message.split()) > 2:

@@ -129,7 +129,9 @@ def test_a_folder_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux swaps folders in one step")
 def test_a_replaced_folder_is_never_missing(tmp_path: Path) -> None:
-    final, missing, done = tmp_path / "f", [], threading.Event()
+    final = tmp_path / "f"
+    missing = []
+    done = threading.Event()
     copy_folder(Path(__file__).parent / "recipes", final)
 
     def watch() -> None:
@@ -151,7 +153,10 @@ def test_a_replaced_folder_is_never_missing(tmp_path: Path) -> None:
 def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """(call, path) of every flush and rename, in order."""
     calls: list[tuple[str, str]] = []
-    sync, replace, rename, swap = os.fsync, os.replace, os.rename, files._exchange
+    sync = os.fsync
+    replace = os.replace
+    rename = os.rename
+    swap = files._exchange
 
     def synced(descriptor: int) -> None:
         calls.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -235,7 +240,8 @@ while True:
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """Neither a reader beside the writer nor one after its end sees anything but whole content; versions only rise."""
-    draw, last = random.Random(4), 0
+    draw = random.Random(4)
+    last = 0
     for _ in range(12):
         with subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
@@ -293,7 +299,8 @@ def test_a_full_disk_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
-    path, order = tmp_path / "a", []
+    path = tmp_path / "a"
+    order = []
 
     def second() -> None:
         write_text(path, "second")
@@ -336,7 +343,8 @@ def test_many_writers_of_one_file(tmp_path: Path) -> None:
 def test_a_temporary_folder_that_is_gone_right_after_it_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, mkdir = [], os.mkdir
+    found = []
+    mkdir = os.mkdir
 
     def found_once(path: str, *arguments: int) -> None:
         if not found:
@@ -488,7 +496,8 @@ MODULES = {"os", "io", "shutil", "tempfile", "fcntl", "safetensors.torch"}
 
 def writing_calls(tree: ast.Module) -> Iterator[str]:
     """What a file calls that writes to the disk: `open` for writing, methods of paths, functions of libraries."""
-    modules, functions = set(), set()
+    modules = set()
+    functions = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {each.asname or each.name for each in node.names if each.name in MODULES}

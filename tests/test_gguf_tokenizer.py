@@ -14,7 +14,11 @@ from eyas.gguf_tokenizer import build_tokenizer, load_built
 from eyas.gguf_vocabulary import TokenKind, read_scheme, read_vocabulary
 from tests.gguf_models import write_vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER, BYTE = (1, 2, 3, 4, 6)
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER = 4
+BYTE = 6
 PIECES = ["▁", "a", "b", "ab", "▁a", "▁ab", "▁▁", "▁▁▁▁", "é", "aa", "aaa"]
 
 

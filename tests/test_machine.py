@@ -45,7 +45,8 @@ def test_a_measurement_is_taken_once_for_all_processes_to_come(cache: Path) -> N
 
 @pytest.mark.usefixtures("cache")
 def test_what_was_measured_on_a_busy_machine_holds_until_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers, busy = iter([1, 2, 3]), [True]
+    numbers = iter([1, 2, 3])
+    busy = [True]
     monkeypatch.setattr(machine, "_others_work", lambda: busy[0])
     assert [measured_once("speed", lambda: next(numbers)) for _ in range(2)] == [1, 1]  # all processes agree
     busy[0] = False

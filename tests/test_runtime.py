@@ -116,7 +116,8 @@ def test_the_work_of_others_is_seen() -> None:
 
 
 def test_our_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, worked = iter([5.0, 5.4]), iter([100.0, 100.5])
+    own = iter([5.0, 5.4])
+    worked = iter([100.0, 100.5])
     monkeypatch.setattr(time, "process_time", lambda: next(own))
     monkeypatch.setattr(runtime, "_worked", lambda _: next(worked))
     began = time.monotonic()
@@ -148,7 +149,8 @@ class Busy:
     """Others that take so many cores from one look to the next."""
 
     def __init__(self, *others: float | None) -> None:
-        self._others, self.seconds = list(others), 1.0
+        self._others = list(others)
+        self.seconds = 1.0
 
     def look(self) -> float | None:
         return self._others.pop(0)

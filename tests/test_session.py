@@ -58,7 +58,8 @@ def test_a_pair_of_directories_makes_a_lossless_engine(model: Path, tmp_path: Pa
 
 
 def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Path, tmp_path: Path) -> None:
-    named, silent = drafter(tmp_path / "a", default_tree="chain:2"), drafter(tmp_path / "b")
+    named = drafter(tmp_path / "a", default_tree="chain:2")
+    silent = drafter(tmp_path / "b")
     asked = load(model, named, device="cpu", tree=parse_tree("static:slim"), coupled=False, rule=TypicalWalk())
     assert asked.speculation is not None
     assert isinstance(asked.speculation.tree, StaticTree)

@@ -85,7 +85,8 @@ class Entered:
 
     def during(self, work: Callable[[], object]) -> set[str]:
         """What `work` enters in this thread and in those that report to this object already."""
-        self.files, self.on = set(), True
+        self.files = set()
+        self.on = True
         before = sys.getprofile()
         sys.setprofile(self)
         try:
@@ -97,7 +98,8 @@ class Entered:
 
 
 def open_pair(path: Path) -> eyas.Engine:
-    model, drafter = save_target(path / "model"), save_drafter(path / "drafter")
+    model = save_target(path / "model")
+    drafter = save_drafter(path / "drafter")
     return eyas.load(model, drafter, tree="dynamic:3,3,8", dtype="float32")
 
 

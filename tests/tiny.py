@@ -31,7 +31,10 @@ from eyas.targets.loading import _prepack
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
-VOCAB, HIDDEN, LAYERS, WINDOW = 97, 32, 4, 6
+VOCAB = 97
+HIDDEN = 32
+LAYERS = 4
+WINDOW = 6
 DEVICE = torch.device(os.environ.get("EYAS_TEST_DEVICE", "cpu"))
 """Device of shared targets, drafters and oracles: `make gpu` runs some tests with them on a GPU."""
 
@@ -459,7 +462,8 @@ class OracleDrafter(Drafter, SlotPairs):
     ) -> None:
         """`strict`: a sequence must not leave its recorded continuation; otherwise, its later drafts are wrong."""
         self._taps_read = taps
-        self._device, self._strict = device, strict
+        self._device = device
+        self._strict = strict
         self.seen: list[tuple[list[int], Tensor]] = []
         """(tokens after the first, their taps [n, A, Ht]) of every sequence that left its slot."""
         self._sequences = [list(s) for s in sequences]
@@ -524,8 +528,10 @@ class OracleDrafter(Drafter, SlotPairs):
 
     def move(self, source: int, target: int) -> None:
         self.truncate(target, 0)
-        self._tokens[target], self._tokens[source] = self._tokens[source], []
-        self._taps[target], self._taps[source] = self._taps[source], []
+        self._tokens[target] = self._tokens[source]
+        self._tokens[source] = []
+        self._taps[target] = self._taps[source]
+        self._taps[source] = []
 
     def draft(
         self,

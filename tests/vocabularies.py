@@ -50,7 +50,8 @@ def _merged(alphabet: list[str], space: str, size: int) -> tuple[dict[str, int],
         merge(space, letter)
     words = list(_FREQUENT) + [space + letter for letter in _FREQUENT]
     while len(vocabulary) < size:
-        left, right = draw.choice(words), draw.choice(words[: len(_FREQUENT)] if draw.random() < 0.7 else words)
+        left = draw.choice(words)
+        right = draw.choice(words[: len(_FREQUENT)] if draw.random() < 0.7 else words)
         if len(left + right) <= 14 and not right.startswith(space):
             merge(left, right)
             words.append(left + right)

@@ -47,7 +47,9 @@ from eyas.interop.export.export import export
 from eyas.targets import load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, read_config, read_model
 
-OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
+OFFLINE = "in process"
+HTTP = "over HTTP (`eyas serve --engine`)"
+ALONE = "over HTTP, given the folder alone"
 PACKED = f"{HTTP}, on the target's own GGUF file, which it multiplies by activations in 8 bits"
 MISFIT = (
     "vLLM takes SGLang's layer numbers, which count outputs, for boundaries: lossless, but drafted from the wrong taps"
@@ -104,10 +106,14 @@ class Checks:
         chains: Sequence[int],
         folder: Path,
     ) -> None:
-        self._model, self._drafter = model, drafter
+        self._model = model
+        self._drafter = drafter
         self._reference = references(model, str(drafter.path), prompts, tokens, chains)
         self._gap: Callable[[Reference, int, int], float] = Gaps(model).gap
-        self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
+        self._prompts = prompts
+        self._tokens = tokens
+        self._chains = chains
+        self._folder = folder
         self._path, self._file = TargetFolder.at(model, folder / "target")
         loaded = load_embedding_and_head(self._path, dtype=torch.float32, device="cpu")
         self._target = ServedTarget(str(self._path), loaded, load_tokenizer(self._path))
@@ -246,7 +252,8 @@ def main(
 ) -> int:
     """Run the engines that are named; returns the exit code."""
     # paths aren't resolved: an environment's Python is a link and finds its environment by the link's location
-    results, failed = list[Result](), list[str]()
+    results = list[Result]()
+    failed = list[str]()
     asked = make_prompts(load_tokenizer(model), prompts)
     exported, lengths = DrafterFolder.at(Path(find_drafter(drafter)).absolute())
     with TemporaryDirectory() as work:

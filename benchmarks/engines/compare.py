@@ -133,12 +133,17 @@ def compare(
 
     `run`: the fields of a Result about the run itself; `count`: our counts by the engine's rules; `gap`: `Gaps.gap`.
     """
-    ours, theirs = Counts.none(chain), Counts.none(chain)
-    equal, same, ties, partings = 0, 0, 0, list[Parting]()
+    ours = Counts.none(chain)
+    theirs = Counts.none(chain)
+    equal = 0
+    same = 0
+    ties = 0
+    partings = list[Parting]()
     for number, (answer, expected) in enumerate(zip(answers, reference, strict=True)):
         position = first_difference(expected.answer, answer.tokens)
         if position is None:
-            equal, counted = equal + 1, count(expected)
+            equal = equal + 1
+            counted = count(expected)
             if counted != answer.counts and expected.leads[chain] < DRAFT_TIE:
                 ties += 1
                 continue

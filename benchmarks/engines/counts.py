@@ -112,7 +112,8 @@ def overshooting_chains(accepted: Callable[[int], int], chain: int, limit: int, 
 
     `accepted(n)`: draft tokens accepted of a chain of K after n tokens of the answer; `end`: index of its EOS token.
     """
-    stats, position = Stats(), 0
+    stats = Stats()
+    position = 0
     while position <= limit and (end is None or position <= end):
         offered = min(chain, limit - position - 1) if limit - position > 1 else chain
         kept = _until_end(accepted(position), offered, None if end is None else end - position)

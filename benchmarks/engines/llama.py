@@ -111,12 +111,15 @@ _EVENT = re.compile(
 
 def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
     """The tokens in a log, up to and including the EOS token `end` if there is one, and counts."""
-    tokens, draft, counts = list[int](), list[int](), Counts.none(chain)
+    tokens = list[int]()
+    draft = list[int]()
+    counts = Counts.none(chain)
     for event in _EVENT.finditer(log):
         if event["draft"] is not None:
             draft.append(int(event["draft"]))
             continue
-        accepted, offered = int(event["accepted"]), int(event["offered"])
+        accepted = int(event["accepted"])
+        offered = int(event["offered"])
         tokens += [*draft[:accepted], int(event["last"])]
         counts += Counts(int(offered > 0), offered, tuple(int(i < accepted) for i in range(chain)))
         draft = []
@@ -125,7 +128,8 @@ def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
 
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:
     """Answers of `/completion`; counts by position are from `/metrics` and must agree with each answer's `timings`."""
-    answers, before = [], Counts.none(job.chain)
+    answers = []
+    before = Counts.none(job.chain)
     with httpx.Client(base_url=running.root, timeout=3000, trust_env=False) as client:
         for prompt in job.prompts:
             body = {"prompt": list(prompt), "n_predict": job.tokens, "temperature": 0}

@@ -84,12 +84,15 @@ def _rounds(
 ) -> tuple[Round, ...]:
     """The rounds after the first token, which comes from prefill."""
     request = eyas.Request(prompt, eyas.SamplingParams(max_tokens=tokens), trace=True)
-    emitted, rounds, stats = list[int](), list[Round](), None
+    emitted = list[int]()
+    rounds = list[Round]()
+    stats = None
     for chunk in engine.stream([request]):
         if chunk.completion is not None:
             stats = chunk.completion.stats
         if chunk.draft is not None:
-            accepted, end = len(chunk.draft.path), None
+            accepted = len(chunk.draft.path)
+            end = None
             stopped = chunk.completion is not None and chunk.completion.finish_reason == "stop"
             if stopped and len(chunk.token_ids) <= accepted:
                 end = len(chunk.token_ids) - 1
@@ -120,7 +123,9 @@ class Chains:
 
     def _accepted(self, tokens: Sequence[int]) -> int:
         """Accepted draft tokens of a separate round, after prefilling all but the last of `tokens`."""
-        target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
+        target = self._engine.target
+        speculation = self._engine.speculation
+        rows = range(1)
         assert speculation is not None
         cache = target.allocate(1)
         speculation.drafter.pairs.resize(1)
@@ -158,7 +163,8 @@ def make_prompts(tokenizer: Any, count: int) -> list[tuple[int, ...]]:
     """`count` distinct prompts as token ids, always the same under one version of Python."""
     demo = [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
     chats = [chat for module in library_modules() for chat in chats_of(module)]
-    wanted, found = count - len(demo), list[tuple[int, ...]]()
+    wanted = count - len(demo)
+    found = list[tuple[int, ...]]()
     for number in range(max(wanted, 0)):
         candidates = chats[number * len(chats) // wanted : (number + 1) * len(chats) // wanted]
         encoded = (encode_chat(tokenizer, chat.messages[:1]) for chat in candidates)

@@ -86,7 +86,8 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
 
 def _answers(rows: Sequence[Mapping[str, Any]], chain: int) -> list[Answer]:
     """Answers, with their counts as differences of cumulative counters."""
-    answers, before = [], Counts.none(chain)
+    answers = []
+    before = Counts.none(chain)
     for row in rows:
         counted = _counts(row["counters"], chain)
         answers.append(Answer(tuple(row["tokens"]), counted - before))
@@ -133,7 +134,9 @@ def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
     """Version and answers of `/v1/completions`, counts from `/metrics`."""
     with httpx.Client(base_url=running.root, timeout=3000, trust_env=False) as client:
         version = str(client.get("/version").raise_for_status().json()["version"])
-        answers, before, written = [], Counts.none(job.chain), 0
+        answers = []
+        before = Counts.none(job.chain)
+        written = 0
         for prompt in job.prompts:
             body = {"model": NAME, "prompt": list(prompt), "max_tokens": job.tokens, "temperature": 0}
             reply = client.post("/v1/completions", json=body | {"return_token_ids": True})

@@ -98,7 +98,8 @@ def main(
     run_steps(chosen(steps, only), results, budget)
     write_text(output / "gpu.md", page(results, steps) + "\n")
     statuses = [results.status(step) for step in steps]
-    failed, left = statuses.count("failed"), sum(status in (None, "cut") for status in statuses)
+    failed = statuses.count("failed")
+    left = sum(status in (None, "cut") for status in statuses)
     print(f"{statuses.count('done')} steps done, {statuses.count('skipped')} skipped, {failed} failed, {left} left")
     print(f"{output / 'gpu.md'}" + (": run the same command again to go on" if failed or left else ""))
     return int(bool(failed or left))

@@ -61,7 +61,8 @@ def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) ->
         reference = Target(_tiny_model(name, dtype))
     except UnsupportedModelError as error:  # such as transformers' Mamba-2 in bfloat16
         raise Skipped(str(error)) from error
-    record, graphs = recording.recorder(device), list[Recording]()
+    record = recording.recorder(device)
+    graphs = list[Recording]()
 
     def counted(compute: Callable[[], Outputs]) -> Recording:
         graphs.append(record(compute))
@@ -123,7 +124,8 @@ def compared(
 ) -> tuple[Row, list[str], list[Any]]:
     """Compare greedy plain answers on the CPU and on the device; returns a row, what is wrong, and all differences."""
     parted: list[dict[str, Any]] = []
-    expected, found = answers(reference, prompts, params), answers(target, prompts, params)
+    expected = answers(reference, prompts, params)
+    found = answers(target, prompts, params)
     for prompt, there, here in zip(prompts, expected, found, strict=True):
         at = first_difference(there, here)
         if at is None:

@@ -42,7 +42,9 @@ class OracleDrafter(Drafter, SlotPairs):
         self.lost: list[int] = []
         """Slots whose sequence has left its recorded continuation."""
         self._sequences = [list(sequence) for sequence in sequences]
-        self.max_fanout, self._device, self._network = vocab_size, device, network
+        self.max_fanout = vocab_size
+        self._device = device
+        self._network = network
         self.taps = () if network is None else network.taps
         longest = max(map(len, self._sequences))
         draws = torch.rand(len(self._sequences), longest, len(rates), generator=torch.Generator().manual_seed(seed))
@@ -134,7 +136,8 @@ class OracleDrafter(Drafter, SlotPairs):
 
     def move(self, source: int, target: int) -> None:
         for state, empty in ((self._lengths, 0), (self._held, None), (self._expected, None)):
-            state[target], state[source] = state[source], empty
+            state[target] = state[source]
+            state[source] = empty
         if self._network is not None:
             self._network.pairs.move(source, target)
 
@@ -145,7 +148,8 @@ class OracleDrafter(Drafter, SlotPairs):
                 continue
             if not self._lengths[slot]:
                 self._held[slot] = self._recognised(next_tokens[row, :count].tolist())
-            expected, self._expected[slot] = self._expected[slot], None
+            expected = self._expected[slot]
+            self._expected[slot] = None
             if expected is not None and expected != count - 1:
                 self._held[slot] = None
                 self.lost.append(slot)

@@ -135,7 +135,8 @@ def make_sure(model: Any) -> None:
     With the logits of random weights, nearly half of the answers would diverge from plain decoding at a near-tie, and
     an oracle couldn't hold an accept length. All matrices are read and multiplied as usual.
     """
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
     order = torch.randperm(len(embedding), device=embedding.device)
     head.copy_(embedding[order] * (0.02 / embedding.float().std()))
     embedding.mul_(64 / embedding.float().std())

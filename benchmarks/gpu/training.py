@@ -160,7 +160,9 @@ def _problem(sizes: Sizes, device: torch.device) -> tuple[Eagle3Network, nn.Line
     """A fresh drafter in the random pair's shape, a head, and a batch of one chat with a third of it prompt."""
     torch.manual_seed(0)
     shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
-    hidden, vocab, length = shape["hidden_size"], shape["vocab_size"], sizes.train_length
+    hidden = shape["hidden_size"]
+    vocab = shape["vocab_size"]
+    length = sizes.train_length
     with torch.device(device):
         network = Eagle3Network(
             Eagle3Config(**shape, draft_vocab_size=sizes.draft_vocab, target_hidden_size=hidden, taps=(1, 2, 3))

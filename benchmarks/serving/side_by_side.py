@@ -189,7 +189,8 @@ def rows_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             for cell, other in beside
             for mine, theirs in zip(cell["answers"], other["answers"], strict=True)
         ]
-        energy, passes = [cell["joules"] for cell in own], sum(answer["passes"] for answer in answers)
+        energy = [cell["joules"] for cell in own]
+        passes = sum(answer["passes"] for answer in answers)
         rows.append({
             "set": name,
             "at once": clients,

@@ -28,7 +28,9 @@ from benchmarks.harness import Output, report, script
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from tests.toy.pair import TOY_PAIR
 
-GREEDY, POLITE, TRACEBACK = "greedy", "polite", "Traceback (most recent call last)"
+GREEDY = "greedy"
+POLITE = "polite"
+TRACEBACK = "Traceback (most recent call last)"
 Ask = Callable[[int], tuple[str, bytes]]
 SILENT_HEAD = (
     b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n"
@@ -90,7 +92,8 @@ SILENT = "bodies above the limit"
 
 async def flood(root: str, width: int, ask: Ask, statuses: Counter[str]) -> None:
     """Keep `width` requests running until canceled."""
-    numbers, json_body = count(), {"Content-Type": "application/json"}
+    numbers = count()
+    json_body = {"Content-Type": "application/json"}
 
     async def one(http: httpx.AsyncClient) -> None:
         while True:
@@ -146,7 +149,9 @@ def _attack(root: str, name: str, begun: Any, ending: Any, found: Any) -> None:
 def attacked(root: str, name: str, statuses: Counter[str]) -> Iterator[None]:
     """Attack the server during the block; afterwards `statuses` counts the attacker's responses."""
     spawn = multiprocessing.get_context("spawn")
-    begun, ending, found = spawn.Event(), spawn.Event(), spawn.SimpleQueue()
+    begun = spawn.Event()
+    ending = spawn.Event()
+    found = spawn.SimpleQueue()
     process = spawn.Process(target=_attack, args=(root, name, begun, ending, found), daemon=True)
     process.start()
     begun.wait()
@@ -171,7 +176,8 @@ async def behave(http: httpx.AsyncClient, seconds: float) -> list[float]:
 
 
 def _client(root: str, key: str) -> httpx.AsyncClient:
-    limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {key}"}
     return httpx.AsyncClient(base_url=root, timeout=120, limits=limits, headers=headers, trust_env=False)
 
 

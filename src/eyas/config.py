@@ -113,7 +113,8 @@ def differences(
 
     `option` maps a dotted key to the flag that sets it, or to None.
     """
-    old, new = flat(before), flat(now)
+    old = flat(before)
+    new = flat(now)
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):

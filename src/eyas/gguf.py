@@ -21,7 +21,9 @@ from torch import Tensor
 from eyas.errors import CheckpointError, UsageError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_FLOAT32, _TEXT, _ARRAY = 6, 8, 9
+_FLOAT32 = 6
+_TEXT = 8
+_ARRAY = 9
 _PLAIN = {
     0: ("F32", torch.float32),
     1: ("F16", torch.float16),
@@ -88,7 +90,8 @@ class Gguf:
         version = self._number("I")
         if version not in (2, 3):
             raise CheckpointError(f"{path} is GGUF version {version}: eyas reads versions 2 and 3, little endian")
-        tensors, keys = self._count("Q", 24), self._count("Q", 13)
+        tensors = self._count("Q", 24)
+        keys = self._count("Q", 13)
         self.metadata: dict[str, Any] = {}
         for _ in range(keys):
             key = self._text()
@@ -129,7 +132,8 @@ class Gguf:
 
     def drop_pages(self, name: str) -> None:
         """Return the memory of a tensor's pages, which are read from the file again if they are needed again."""
-        info, page = self.tensors[name], mmap.PAGESIZE
+        info = self.tensors[name]
+        page = mmap.PAGESIZE
         first, stop = -(-info.offset // page) * page, (info.offset + info.size) // page * page
         if stop > first and hasattr(mmap, "MADV_DONTNEED"):
             self._data.madvise(mmap.MADV_DONTNEED, first, stop - first)
@@ -161,7 +165,8 @@ class Gguf:
     def _tensors(self, count: int) -> dict[str, GgufTensor]:
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
-            name, dimensions = self._text(), self._number("I")
+            name = self._text()
+            dimensions = self._number("I")
             if name in found or not 1 <= dimensions <= 4:
                 raise self._bad(f"the tensor {name} appears twice, or has {dimensions} dimensions")
             shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
@@ -216,7 +221,10 @@ class Gguf:
         return list(struct.unpack(format_, self._take(struct.calcsize(format_))))
 
     def _texts(self, count: int) -> list[str]:
-        length, data, at, texts = struct.Struct("<Q").unpack_from, self._data, self._at, []
+        length = struct.Struct("<Q").unpack_from
+        data = self._data
+        at = self._at
+        texts = []
         try:
             for _ in range(count):
                 start = at + 8
@@ -230,7 +238,8 @@ class Gguf:
     def _skipped_texts(self, count: int) -> SkippedArray:
         """Skip `count` strings without decoding them: a tokenizer has a hundred thousand."""
         start = self._at
-        length, last = struct.Struct("<Q").unpack_from, len(self._data) - 8
+        length = struct.Struct("<Q").unpack_from
+        last = len(self._data) - 8
         for _ in range(count):
             if self._at > last:
                 raise self._bad("it ends in the middle: is it complete?")

@@ -21,7 +21,9 @@ from eyas.gguf_keys import Becomes, Keys, Used
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that the config states; no module holds them."""
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Model:
     def read(file: Gguf) -> Model:
         """Read a file. Raises ModelError for what eyas doesn't compute with, by name, and for missing keys."""
         keys = Keys(file)
-        blocks, width = keys.need("block_count", int), keys.need("embedding_length", int)
+        blocks = keys.need("block_count", int)
+        width = keys.need("embedding_length", int)
         layers = blocks - keys.take("nextn_predict_layers", int, 0)
         if not 0 < layers <= blocks:
             keys.refuse("nextn_predict_layers", f"there are {blocks} layers in all")
@@ -158,7 +161,8 @@ def _head_size(keys: Keys, width: int) -> int:
 def _latent_size(keys: Keys, width: int) -> int:  # noqa: ARG001  # the width says nothing
     """The size of a head's queries and keys in latent attention."""
     size = int(keys.need("attention.key_length_mla", int))
-    rotated, rank = keys.need("rope.dimension_count", int), keys.need("attention.kv_lora_rank", int)
+    rotated = keys.need("rope.dimension_count", int)
+    rank = keys.need("attention.kv_lora_rank", int)
     keys.need("attention.value_length_mla", int)
     if rotated >= size:
         keys.refuse("rope.dimension_count", f"heads have a size of {size}")
@@ -304,13 +308,15 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
         case "qwen3moe":
             found["moe_intermediate_size"] = _expert_size(keys)
         case "qwen35" | "qwen35moe" | "qwen3next":
-            size, values = keys.need("ssm.state_size", int), keys.need("ssm.time_step_rank", int)
+            size = keys.need("ssm.state_size", int)
+            values = keys.need("ssm.time_step_rank", int)
             if keys.take("ssm.inner_size", int, size * values) != size * values:
                 keys.refuse("ssm.inner_size", f"{values} heads of values have a size of {size}")
             if values % keys.need("ssm.group_count", int):
                 keys.refuse("ssm.group_count", f"{values} heads of values can't share so many")
             keys.need("ssm.conv_kernel", int)
-            found["linear_value_head_dim"], found["layer_types"] = size, list(kinds)
+            found["linear_value_head_dim"] = size
+            found["layer_types"] = list(kinds)
             if keys.name != "qwen35":
                 found["moe_intermediate_size"] = _expert_size(keys)
                 every = keys.take("feed_forward_length", int, 0)
@@ -318,10 +324,12 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
                     keys.take("expert_shared_feed_forward_length", int, 0) or every
                 )
         case "nemotron_h_moe":
-            heads_of_states, inner = keys.need("ssm.time_step_rank", int), keys.need("ssm.inner_size", int)
+            heads_of_states = keys.need("ssm.time_step_rank", int)
+            inner = keys.need("ssm.inner_size", int)
             if inner % heads_of_states:
                 keys.refuse("ssm.inner_size", f"it can't be {heads_of_states} heads")
-            found["mamba_head_dim"], found["layers_block_type"] = inner // heads_of_states, list(kinds)
+            found["mamba_head_dim"] = inner // heads_of_states
+            found["layers_block_type"] = list(kinds)
             found["num_key_value_heads"] = max(keys.values["attention.head_count_kv"])
             found["moe_intermediate_size"] = keys.take("expert_feed_forward_length", int, 0) or max(
                 keys.values["feed_forward_length"]
@@ -474,7 +482,8 @@ def _kept(size: int, base: float, original: int) -> Tensor:
         """The index of the frequency that turns so often in the original context."""
         return size * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = max(0.0, math.floor(turning(32.0))), min(size - 1.0, math.ceil(turning(1.0)))
+    first = max(0.0, math.floor(turning(32.0)))
+    last = min(size - 1.0, math.ceil(turning(1.0)))
     return 1 - ((torch.arange(size // 2, dtype=torch.float64) - first) / max(0.001, last - first)).clamp(0, 1)
 
 

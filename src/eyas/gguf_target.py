@@ -119,7 +119,8 @@ def _convert(file: Path, folder: Path) -> None:
     from eyas.gguf_vocabulary import read_scheme, read_vocabulary
 
     opened = Gguf(file)
-    config, scheme = Model.read(opened).config(), read_scheme(opened)
+    config = Model.read(opened).config()
+    scheme = read_scheme(opened)
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
     if scheme is not None:

@@ -66,10 +66,8 @@ def load_built(folder: str, file: Path) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer, scheme = (
-        PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False),
-        read_scheme(Gguf(file)),
-    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    scheme = read_scheme(Gguf(file))
     different = ["tokenizer"] if scheme is None else _differences(tokenizer, scheme)
     if different:
         raise ModelError(

@@ -23,7 +23,10 @@ _TEMPLATE = "tokenizer.chat_template"
 
 NO_VOCABULARY = frozenset({"none", "no_vocab"})
 """Values of `tokenizer.ggml.model` of files that hold no tokenizer."""
-SENTENCEPIECE_BPE, BYTE_LEVEL_BPE, UNIGRAM, GEMMA4 = "llama", "gpt2", "t5", "gemma4"
+SENTENCEPIECE_BPE = "llama"
+BYTE_LEVEL_BPE = "gpt2"
+UNIGRAM = "t5"
+GEMMA4 = "gemma4"
 """The values that eyas reads."""
 
 _IDS = {

@@ -168,7 +168,8 @@ def _measure_product(dtype: torch.dtype, count: int) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(count, 1024, dtype=dtype)
+        weight = torch.ones(1024, 1024, dtype=dtype)
+        tokens = torch.ones(count, 1024, dtype=dtype)
         times = []
         for _ in range(8):  # the first run prepares the kernel
             began = clock()

@@ -69,7 +69,8 @@ class Plugin(NamedTuple):
 
     def docstring(self) -> str:
         """Its docstring, read from its file without importing it; empty if it can't be found."""
-        path, name = source_of(self.module), self.value.partition(":")[2].strip()
+        path = source_of(self.module)
+        name = self.value.partition(":")[2].strip()
         if path is None:
             return ""
         try:
@@ -143,8 +144,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
         `wrong` says what is wrong with a plug-in of a name, if anything. It isn't asked about eyas's own.
         """
-        self.group, self.reserved = group, frozenset(reserved)
-        self._own, self._wrong = dict(own), wrong
+        self.group = group
+        self.reserved = frozenset(reserved)
+        self._own = dict(own)
+        self._wrong = wrong
         self._found: dict[str, tuple[str, T]] = {}
         """Name -> where it was, and what was imported from there."""
         self._added: dict[str, T] = {}

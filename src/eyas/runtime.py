@@ -166,7 +166,8 @@ def discard(tensor: Tensor) -> None:
     Does nothing except on Linux.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
-    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    begin = tensor.data_ptr()
+    end = tensor.data_ptr() + tensor.nbytes
     begin, end = begin + -begin % mmap.PAGESIZE, end - end % mmap.PAGESIZE
     if madvise is not None and begin < end:
         madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
@@ -281,7 +282,9 @@ class CoreWatch:
 
     def look(self) -> float | None:
         """The number of cores that others kept busy since the last look; None = the system doesn't count that."""
-        began, before, own = self._began, self._worked, self._own
+        began = self._began
+        before = self._worked
+        own = self._own
         self._began, self._worked, self._own = self._now()
         if before is None or self._worked is None:
             return None
@@ -327,8 +330,10 @@ class SpareCores:
 
     def __init__(self, work: str, device: torch.device, fixed: int | None = None) -> None:
         """`work` names it in the log. With a `fixed` number, or if `device` isn't the CPU, `follow` does nothing."""
-        self._work, self._said = work, False
-        self._follows, self._fixed = device.type == "cpu" and fixed is None, fixed
+        self._work = work
+        self._said = False
+        self._follows = device.type == "cpu" and fixed is None
+        self._fixed = fixed
 
     def __enter__(self) -> Self:
         import torch

@@ -33,7 +33,9 @@ class Session:
 
     def __init__(self, target: Target, tokenizer: Any = None, model: str | Path | None = None) -> None:
         """`model` is what the target was loaded from: some methods find their weights there."""
-        self.target, self.tokenizer, self.model = target, tokenizer, model
+        self.target = target
+        self.tokenizer = tokenizer
+        self.model = model
 
     @classmethod
     def open(cls, options: TargetOptions, *, modules: bool = False) -> Session:

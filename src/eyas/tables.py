@@ -141,7 +141,8 @@ def _records(columns: Sequence[_Column], width: int) -> Iterator[str]:
             yield ""
         for column, cell in zip(columns, cells, strict=True):
             if cell or column.header:
-                name, value = _wrapped(column.header, named), _wrapped(cell, width - named - len(_GAP))
+                name = _wrapped(column.header, named)
+                value = _wrapped(cell, width - named - len(_GAP))
                 for left, right in zip_longest(name, value, fillvalue=""):
                     yield f"{left.ljust(named)}{_GAP}{right}".rstrip()
 

@@ -166,7 +166,8 @@ def fetch(path: str | PurePath) -> Path:
 
     A local path is returned as it is, whether it exists or not.
     """
-    found, local = located(path), mirror(path)
+    found = located(path)
+    local = mirror(path)
     if isinstance(found, Path):
         return local
     try:
@@ -188,7 +189,8 @@ def deliver(path: str | PurePath) -> None:
 
     Hidden files, such as journals, are not uploaded. Raises OutputError if that fails; the mirror is still complete.
     """
-    target, local = located(path), mirror(path)
+    target = located(path)
+    local = mirror(path)
     if isinstance(target, Path):
         return
     try:

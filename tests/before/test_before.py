@@ -121,7 +121,8 @@ def test_every_kind_of_drafter_drafts_what_it_drafted(kind: str) -> None:
 
 
 def test_answered_chats_are_answered() -> None:
-    before, journal = chats("answered"), Path("answered/journal.jsonl").read_bytes()
+    before = chats("answered")
+    journal = Path("answered/journal.jsonl").read_bytes()
     eyas(*ANSWERING, "--output", "answered")
     assert chats("answered") == before
     assert Path("answered/journal.jsonl").read_bytes() == journal  # nothing was asked again

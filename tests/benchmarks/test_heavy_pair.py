@@ -47,7 +47,8 @@ def test_a_wide_p_eagle_drafter_has_the_masked_pair_of_the_narrow_one() -> None:
     wide = widened_drafter(light, SIZES, 1).double()
     assert isinstance(light, PEagleNetwork)
     assert isinstance(wide, PEagleNetwork)
-    narrow, padded = light.masked_pair().state, wide.masked_pair().state
+    narrow = light.masked_pair().state
+    padded = wide.masked_pair().state
     torch.testing.assert_close(padded[..., : tiny.HIDDEN], narrow, rtol=1e-9, atol=1e-9)
     assert not padded[..., tiny.HIDDEN :].any()
 
@@ -58,13 +59,15 @@ def test_wide_drafters_of_the_final_state_guess_what_narrow_ones_did(kind: str) 
     settings = {"head_dim": 8} if kind == "mtp" else {}
     light = tiny.network(kind, head="own", **settings).double()
     wide = widened_drafter(light, SIZES, 1).double()
-    tokens, states = torch.tensor([tiny.prompts(5)[0]]), torch.randn(1, 5, tiny.HIDDEN, dtype=torch.float64)
+    tokens = torch.tensor([tiny.prompts(5)[0]])
+    states = torch.randn(1, 5, tiny.HIDDEN, dtype=torch.float64)
     more = (0, SIZES["hidden_size"] - tiny.HIDDEN)
     positions = torch.arange(5)[None]
     _, narrow = light.step(tokens, states, positions, causal)
     _, padded = wide.step(tokens, torch.nn.functional.pad(states, more), positions, causal)
     if isinstance(light, MedusaNetwork) and isinstance(wide, MedusaNetwork):
-        narrow, padded = light.guess(narrow, 2), wide.guess(padded, 2)
+        narrow = light.guess(narrow, 2)
+        padded = wide.guess(padded, 2)
     expected, found = (net.logits(state) for net, state in ((light, narrow), (wide, padded)))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 

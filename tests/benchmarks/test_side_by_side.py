@@ -77,7 +77,8 @@ def test_sides_become_servers() -> None:
 
 def test_a_stopped_run_goes_on(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept turns aren't measured again; another run's file is refused."""
-    asked, output = list[str](), tmp_path / "out.json"
+    asked = list[str]()
+    output = tmp_path / "out.json"
 
     class Server:
         def __init__(self, name: str) -> None:

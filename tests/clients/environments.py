@@ -35,7 +35,8 @@ def python_of(client: str) -> Path | None:
 
 def make(client: str) -> None:
     """Make a client's environment; a file with its versions is written last."""
-    folder, packages = FOLDER / client, [PYTEST, *VERSIONS[client]]
+    folder = FOLDER / client
+    packages = [PYTEST, *VERSIONS[client]]
     python, uv = folder / "bin" / "python", FOLDER / "uv" / "bin" / "uv"
     if not uv.exists():
         run(sys.executable, "-m", "pip", "install", "--quiet", "--target", FOLDER / "uv", UV)

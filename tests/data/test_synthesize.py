@@ -40,7 +40,8 @@ class Scripted:
     """Says what a script has for a chat's number and turn; `stop_after` replies the process is killed."""
 
     def __init__(self, script: Any, stop_after: int | None = None) -> None:
-        self._script, self._left = script, stop_after
+        self._script = script
+        self._left = stop_after
         self.settings = {"answered_by": "script"}
         self.asked: list[Any] = []
 
@@ -126,7 +127,8 @@ def test_too_few_good_chats_are_said_and_written(tmp_path: Path) -> None:
     ],
 )
 def test_filters_tell(text: str, reason: str | None) -> None:
-    chat, rule = exchange("c", text, "Three."), SynthesisRule(chats=1, languages=("en",))
+    chat = exchange("c", text, "Three.")
+    rule = SynthesisRule(chats=1, languages=("en",))
     if reason is None:
         check_text(chat, rule)
         return

@@ -34,15 +34,18 @@ def one(demo_transcript: Transcript) -> Transcript:
 def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Transcript, demo_target: Target) -> None:
     drafter = drafter_of(sound.network(demo_target), sound.taps)
     drafter.pairs.resize(1)
-    row, states = one.tokens, one.states(sound.taps)
+    row = one.tokens
+    states = one.states(sound.taps)
     sampler = Sampler(1, demo_target.vocab_size, demo_target.device)
-    begin, end = int(one.answers[0].nonzero()[0]), int(one.lengths[0])
+    begin = int(one.answers[0].nonzero()[0])
+    end = int(one.lengths[0])
     reached, accepted = [0] * LENGTH, [0] * LENGTH
     for root in range(begin - 1, end - 1):
         drafter.pairs.truncate(0, 0)
         drafter.observe(range(1), row[:, 1 : root + 1], states[:, :root], [root])
         tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(range(1), False))
-        guesses, truth = tree.tokens[0].tolist(), row[0, root + 1 : end].tolist()
+        guesses = tree.tokens[0].tolist()
+        truth = row[0, root + 1 : end].tolist()
         for position in range(min(LENGTH, len(truth))):
             reached[position] += 1
             accepted[position] += guesses[: position + 1] == truth[: position + 1]
@@ -78,7 +81,8 @@ def test_neighbours_are_counted_together_and_answers_apart(
 
 def test_elsewhere_shows_every_position_the_states_of_another(demo_transcript: Transcript) -> None:
     part = demo_transcript.every(8)
-    own, other = part.states((16,)), part.with_other_states().states((16,))
+    own = part.states((16,))
+    other = part.with_other_states().states((16,))
     for row, length in enumerate(part.lengths.tolist()):
         same = (own[row, :length] == other[row, :length]).flatten(1).all(1)
         assert not bool(same[1:].any())  # the first token of all chats is the same, and so is its state

@@ -24,7 +24,8 @@ def from_scratch(network: DraftNetwork, tokens: Tensor, taps: Tensor, path: list
     if isinstance(network, MedusaNetwork):  # the last true state alone
         head = len(path)
         return network.logits_at(network.guess(network.fuse(taps[-1:, None])[0, 0], head), head).log_softmax(-1)
-    tokens, hidden = tokens[1:], network.fuse(taps.unsqueeze(0))[0]
+    tokens = tokens[1:]
+    hidden = network.fuse(taps.unsqueeze(0))[0]
     for step in range(len(path) + 1):
         at = torch.arange(len(tokens)).unsqueeze(0)
         fed, normed = network.step(tokens.unsqueeze(0), hidden.unsqueeze(0), at, causal)

@@ -192,7 +192,8 @@ def test_verbs_look_for_a_drafter_and_say_what_they_took(tmp_path: Path) -> None
 
 
 def test_inspect_examines_a_companion(tmp_path: Path) -> None:
-    model, other = heads(tmp_path, inside=False, companion=True), save_target(tmp_path / "other", num_hidden_layers=3)
+    model = heads(tmp_path, inside=False, companion=True)
+    other = save_target(tmp_path / "other", num_hidden_layers=3)
     companion = model.with_name("mtp-tiny-Q8_0.gguf")
     for target, code, fits in ((model, 0, True), (other, 1, False)):
         words = ["inspect", str(companion), "--model", str(target), "--json"]

@@ -42,7 +42,8 @@ def reconfigure(path: Path, **changes: Any) -> None:
 
 
 def equal(a: Eagle3Network, b: Eagle3Network) -> bool:
-    left, right = a.state_dict(), b.state_dict()
+    left = a.state_dict()
+    right = b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
@@ -191,9 +192,11 @@ def test_embedding_and_head_may_be_the_target_s(tmp_path: Path, module: Eagle3Ne
     save_network(module, tmp_path)
     rewrite(tmp_path, lambda t: (t.pop("embed_tokens.weight"), t.pop("lm_head.weight")))
     target = tiny.target()
-    embedding, head = target.model.get_input_embeddings().weight, target.model.get_output_embeddings().weight
+    embedding = target.model.get_input_embeddings().weight
+    head = target.model.get_output_embeddings().weight
     loaded = load_network(tmp_path, target)
-    tokens, states = torch.arange(tiny.VOCAB), torch.randn(3, tiny.HIDDEN)
+    tokens = torch.arange(tiny.VOCAB)
+    states = torch.randn(3, tiny.HIDDEN)
     assert torch.equal(loaded.embed(tokens), embedding)
     assert not any(p.shape == embedding.shape for p in loaded.parameters())  # one copy in memory
     torch.testing.assert_close(loaded.logits(states), states @ head[module.target_ids].T)

@@ -45,7 +45,8 @@ def observe(drafter: NetworkDrafter, rows: range, pairs: list[tuple[Tensor, Tens
     tokens = torch.full((len(pairs), max(counts)), 7)
     states = torch.full((len(pairs), max(counts), TAPS, pairs[0][1].shape[2]), 50.0)
     for row, ((ids, taps), count) in enumerate(zip(pairs, counts, strict=True)):
-        tokens[row, :count], states[row, :count] = ids[1:], taps
+        tokens[row, :count] = ids[1:]
+        states[row, :count] = taps
     drafter.observe(rows, tokens, states, counts)
 
 
@@ -110,7 +111,8 @@ def test_drafting_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("sizes", [(7,), (1, 1, 1, 4), (3, 4), (6, 1)])
 def test_observing_in_pieces_is_observing_at_once(sizes: tuple[int, ...]) -> None:
     pairs = history(7, 7)
-    whole, pieces = tiny.eagle3_drafter(), tiny.eagle3_drafter()
+    whole = tiny.eagle3_drafter()
+    pieces = tiny.eagle3_drafter()
     for each in (whole, pieces):
         each.pairs.resize(2)
     observe(whole, range(2), pairs)
@@ -231,7 +233,8 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
     assert asked == [0, 1, 2, 3]
     plain = drafter.draft(range(1), parse_tree("chain:4"), coupling(1, temperature=1.0, enabled=False))
     assert tree.tokens.tolist() != plain.tokens.tolist()
-    ids, path = drafter.network.target_ids, tree.tokens[0].tolist()
+    ids = drafter.network.target_ids
+    path = tree.tokens[0].tolist()
     for ahead in range(4):
         noise = gumbel(torch.tensor([0]), torch.tensor([[8 + ahead]]), ids)  # the seed and place of the token
         ranked = from_scratch(drafter.network, *pairs[0], path[:ahead]) + noise.flatten()

@@ -41,7 +41,8 @@ def pair(kind: str) -> tuple[NetworkDrafter, NetworkDrafter]:
     """Two drafters of the same weights, in float64: random feedback makes much of float32's rounding."""
     taps = tiny.drafter(kind).taps
     network = tiny.network(kind).double()
-    late, prompt = drafter_of(network, taps), drafter_of(network, taps)
+    late = drafter_of(network, taps)
+    prompt = drafter_of(network, taps)
     for each in (late, prompt):
         each.pairs.resize(SLOTS)
     return late, prompt
@@ -81,7 +82,8 @@ def test_told_late_is_told_at_once(kind: str, steps: list[tuple]) -> None:  # ty
     for number, (what, *details) in enumerate([*steps, ("draft", [True] * SLOTS)]):
         if what in ("defer", "observe", "prompt"):
             counts = [40 * (slot == details[0]) for slot in range(SLOTS)] if what == "prompt" else details[0]
-            rows, learnt = range(SLOTS), pairs(late, counts, number)
+            rows = range(SLOTS)
+            learnt = pairs(late, counts, number)
             prompt.observe(rows, *learnt)
             (late.observe if what == "observe" else late.defer)(rows, *learnt)
         elif what == "draft" and any(details[0]):

@@ -86,7 +86,8 @@ def test_trees_may_be_deeper_than_a_network_with_few_heads_can_guess(tree: str) 
 )
 def test_a_controller_changes_no_token(temperature: float, setting: tuple[float, int], text: str) -> None:
     token, batch = setting
-    target, drafter = tiny.target(), hybrid()
+    target = tiny.target()
+    drafter = hybrid()
     controller = make_controller(target, drafter, text, batch, costs(token))
     engine = Engine(
         target, None, Speculation(drafter, None), limits=Limits(max_running=batch, prefix_tokens=256),
@@ -101,7 +102,8 @@ def test_a_controller_changes_no_token(temperature: float, setting: tuple[float,
 
 @pytest.mark.parametrize("auto", [False, True])
 def test_preempted_sequences_go_on(auto: bool) -> None:
-    target, drafter = tiny.target(), hybrid()
+    target = tiny.target()
+    drafter = hybrid()
     tree = None if auto else parse_tree("dynamic:4,3,8")
     controller = make_controller(target, drafter, "auto", 4, costs(0.02)) if auto else None
     limits = Limits(max_running=4, max_cached_tokens=160, prefix_tokens=256)
@@ -137,7 +139,8 @@ def accept_length(done: Sequence[Completion]) -> float:
 @pytest.mark.parametrize("tree", ["dynamic:3,3,10", "shared:3,3,20,10", "chain:6"])
 def test_on_a_text_that_repeats_itself_it_is_as_good_as_the_better_of_its_two(tree: str) -> None:
     """Both are good at different places: an oracle that fails at two steps of three, and copies of a looping answer."""
-    text, device = Wandering(), tiny.target().device
+    text = Wandering()
+    device = tiny.target().device
     network = accept_length(text.run(text.oracle(0.66), tree))
     copies = accept_length(text.run(NgramDrafter(device), "chain:10" if tree != "chain:6" else tree))
     both = accept_length(text.run(HybridDrafter(text.oracle(0.66), NgramDrafter(device), device), tree))
@@ -163,7 +166,8 @@ def observe(drafter: HybridDrafter, tokens: Sequence[int]) -> None:
 
 def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
     drafter = hybrid()
-    loop, before = [5, 6, 7, 8, 9, 10] * 3, [20, 21, 22]
+    loop = [5, 6, 7, 8, 9, 10] * 3
+    before = [20, 21, 22]
     sampler = slots(drafter, before)
     spec = parse_tree("dynamic:3,3,12")
     first = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
@@ -186,7 +190,9 @@ def test_the_network_rests_where_its_time_is_worth_more_than_its_guesses(draftin
     drafter = hybrid()
     sampler = slots(drafter, [5, 6, 7, 8, 9] * 2)
     spec = parse_tree("dynamic:3,3,12")
-    drafter._usual, drafter._drafting, drafter._verifying = 1.5, drafting, 0.5
+    drafter._usual = 1.5
+    drafter._drafting = drafting
+    drafter._verifying = 0.5
     assert drafter.draft(range(1), spec, sampler.coupling(range(1), True)).looked_up == rests
 
 
@@ -226,7 +232,8 @@ def test_what_is_refuted_is_worth_less_from_then_on() -> None:
     for token in range(10, 50):
         drafter.draft(range(1), parse_tree("dynamic:2,2,3"), sampler.coupling(range(1), True))
         observe(drafter, [token, 5])
-    copied, at = Source.DISPUTED * GROUPS, bins(np.log(np.array([0.5])))
+    copied = Source.DISPUTED * GROUPS
+    at = bins(np.log(np.array([0.5])))
     assert drafter._values.table.values[copied, 0, at] < 0.2 < before[copied, 0, at]
     assert drafter._values.table.values[copied, 0, at] < drafter._values.table.values[0, 0, at]
 

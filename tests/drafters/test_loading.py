@@ -55,7 +55,8 @@ def test_it_borrows_the_target_s_embedding_and_head(tmp_path: Path) -> None:
     save_file(kept, tmp_path / "model.safetensors")
     target = tiny.target()
     network = load_drafter(tmp_path, target).network
-    tokens, states = torch.arange(9), torch.randn(3, tiny.HIDDEN)
+    tokens = torch.arange(9)
+    states = torch.randn(3, tiny.HIDDEN)
     assert torch.equal(network.embed(tokens), target.model.model.embed_tokens.weight[:9])
     torch.testing.assert_close(network.logits(states), target.head(states)[:, network.target_ids])
 
@@ -149,7 +150,8 @@ class TestQuantizedDrafters:
             assert weight_formats(drafter.model.model) == expected
 
     def test_answers_are_the_target_s_own(self, tmp_path: Path) -> None:
-        target, drafter = pairs.save_target(tmp_path / "target"), pairs.save_drafter(tmp_path / "drafter")
+        target = pairs.save_target(tmp_path / "target")
+        drafter = pairs.save_drafter(tmp_path / "drafter")
         requests = [Request((1, 2, 3 + i), SamplingParams(max_tokens=24, temperature=i % 2)) for i in range(6)]
         plain = eyas.load(target, dtype="float32").generate(requests)
         for quantize in ("int8", "int4", "off"):

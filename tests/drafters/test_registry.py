@@ -48,7 +48,8 @@ def build(name: str, **more: Any) -> DraftNetwork:
 
 
 def same(a: DraftNetwork, b: DraftNetwork) -> bool:
-    left, right = a.state_dict(), b.state_dict()
+    left = a.state_dict()
+    right = b.state_dict()
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
@@ -190,7 +191,8 @@ def test_unknown_kinds_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_files_tell_the_kind(tmp_path: Path, kind: str) -> None:
     made = tiny.network(kind)
     save_network(made, tmp_path)
-    raw, names = json.loads((tmp_path / "config.json").read_text()), set(load_file(tmp_path / "model.safetensors"))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    names = set(load_file(tmp_path / "model.safetensors"))
     assert kind_name(raw, names) == kind == kind_for(made.config).name
     if kind != "mlp":
         anonymous = {k: v for k, v in raw.items() if k not in ("architectures", "draft_vocab_size")}

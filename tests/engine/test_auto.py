@@ -96,7 +96,8 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
 @pytest.mark.parametrize(("batch_size", "sampled"), [(1, False), (3, True)])
 def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "_FIRST", 1.0)  # rounds that this takes: so that some are among a few
-    target, drafter = Target(tiny.build_model("llama")), tiny.eagle3_drafter()
+    target = Target(tiny.build_model("llama"))
+    drafter = tiny.eagle3_drafter()
     target.record = drafter.pairs.record = recording.recorder(target.device)
     ticks = count()  # reading candidates takes a tenth of a pass, so that it isn't done in every round
     controller = Restless(0.001, counts_freely=False, clock=lambda: 0.1 * next(ticks))
@@ -114,7 +115,8 @@ def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool, m
 
 
 def test_dear_tokens_make_it_plain_and_cheap_ones_make_it_fast() -> None:
-    dear, cheap = Restless(2.0), Restless(0.001)
+    dear = Restless(2.0)
+    cheap = Restless(0.001)
     passes = [sum(one.stats.target_passes for one in run(c, 1, False)) for c in (dear, cheap)]
     assert passes[1] < 0.75 * passes[0]
     assert dear.snapshot().depth == 0
@@ -168,7 +170,8 @@ def test_chains_stay_chains() -> None:
 
 def test_load_makes_a_controller(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("auto")
-    model, drafter = pairs.save_target(folder / "t"), pairs.save_drafter(folder / "d") or folder / "d"
+    model = pairs.save_target(folder / "t")
+    drafter = pairs.save_drafter(folder / "d") or folder / "d"
     kept = folder / "costs.json"
     engine = load(model, folder / "d", tree="auto", batch_size=2, device="cpu", costs=kept)
     assert engine.controller is not None

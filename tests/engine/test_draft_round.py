@@ -49,7 +49,8 @@ def test_chunks_of_traced_requests_carry_the_trees_they_came_from() -> None:
         Request(tuple(prompts[1]), params),
         Request(tuple(prompts[2]), params, trace=True, speculate=False),
     ]
-    answers, accepted = [list(prompt) for prompt in prompts], 0
+    answers = [list(prompt) for prompt in prompts]
+    accepted = 0
     for chunk in engine.stream(requests):
         draft = chunk.draft
         first = answers[chunk.index] == prompts[chunk.index]  # it comes out of prefill

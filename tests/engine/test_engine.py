@@ -118,7 +118,8 @@ def test_impossible_engines_are_refused() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_batch_does_not_change_the_output(batch: int, temperature: float) -> None:
     """Slots are refilled and moved in another order every time."""
-    prompts, limits = tiny.prompts(*LENGTHS, 17, 4), (9, 3, 14, 1, 6, 20, 5, 2)
+    prompts = tiny.prompts(*LENGTHS, 17, 4)
+    limits = (9, 3, 14, 1, 6, 20, 5, 2)
     asked = [
         Request(tuple(p), SamplingParams(max_tokens=n, temperature=temperature, seed=i))
         for i, (p, n) in enumerate(zip(prompts, limits, strict=True))
@@ -132,7 +133,8 @@ def test_the_batch_does_not_change_the_output(batch: int, temperature: float) ->
 def test_the_cache_grows_while_sequences_move() -> None:
     """Beyond the first 256 columns, with a slot being taken over afterwards."""
     target = Target(tiny.build_model("llama", max_position_embeddings=400))
-    prompts, limits = tiny.prompts(250, 240, 255, 3), (10, 30, 10, 12)
+    prompts = tiny.prompts(250, 240, 255, 3)
+    limits = (10, 30, 10, 12)
     spec = Speculation(tiny.eagle3_drafter(), parse_tree("chain:3"))
     asked = [Request(tuple(p), SamplingParams(max_tokens=n)) for p, n in zip(prompts, limits, strict=True)]
     done = Engine(target, None, spec, batch_size=2, prefill_chunk=100).generate(asked)
@@ -164,7 +166,8 @@ def test_an_abandoned_stream_leaves_the_engine_usable() -> None:
 def test_two_engines_share_a_target() -> None:
     prompts = tiny.prompts(*LENGTHS)
     asked = requests(prompts, max_tokens=8)
-    wide, narrow = engine(batch=4), engine(None, batch=1)
+    wide = engine(batch=4)
+    narrow = engine(None, batch=1)
     first = [c.token_ids for c in wide.generate(asked)]
     assert [c.token_ids for c in narrow.generate(asked)] == first
     assert [c.token_ids for c in wide.generate(asked)] == first
@@ -197,7 +200,9 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
     total = Stats()
     done = engine(tree, batch=4, drafter=drafter).generate(requests(prompts, max_tokens=15))
     for prompt, completion in zip(prompts, done, strict=True):
-        stats, first = completion.stats, int(len(prompt) > 1)  # a lone token has nothing to prefill
+        # a lone token has nothing to prefill
+        stats = completion.stats
+        first = int(len(prompt) > 1)
         assert stats.tokens == len(completion.token_ids) == 15
         assert sum(stats.accepted_histogram) == stats.target_passes
         assert sum(i * n for i, n in enumerate(stats.accepted_histogram)) == stats.walked
@@ -228,7 +233,8 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("tree", [None, "chain:3"])
 def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, widths = tiny.prompts(1, 2, 3, 5, 6, 7, 11), []
+    prompts = tiny.prompts(1, 2, 3, 5, 6, 7, 11)
+    widths = []
     whole = tiny.target().prefill_to_end
 
     def seen(cache: Any, rows: range, tokens: Any, taps: Any) -> Any:
@@ -245,7 +251,8 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
 
 
 def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, speculation = list[list[int]](), Speculation(tiny.drafter("eagle3"), parse_tree("chain:3"))
+    read = list[list[int]]()
+    speculation = Speculation(tiny.drafter("eagle3"), parse_tree("chain:3"))
     run = Engine(tiny.target(), None, speculation, batch_size=2)
     drafter: Any = run.speculation and run.speculation.drafter
     original = drafter._read
@@ -269,7 +276,8 @@ def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.Monk
 
 
 def test_where_the_head_alone_does_not_give_the_logits_a_round_does() -> None:
-    target, prompts = Target(tiny.build_model("llama")), tiny.prompts(5, 9)
+    target = Target(tiny.build_model("llama"))
+    prompts = tiny.prompts(5, 9)
     target.head_is_exact = False
     for prompt, done in zip(
         prompts, Engine(target, batch_size=2).generate(requests(prompts, max_tokens=6)), strict=True
@@ -305,7 +313,8 @@ def test_rounds_are_counted_by_the_tokens_before_them(monkeypatch: pytest.Monkey
     for tree in (None, "chain:3"):
         made = engine(tree, batch=2)
         for prompt, done in zip(prompts, made.generate(requests(prompts, max_tokens=8)), strict=True):
-            stats, context = done.stats, len(prompt) + done.stats.prefill_tokens
+            stats = done.stats
+            context = len(prompt) + done.stats.prefill_tokens
             rounds = [(at, stats.walked_by_context[at]) for at, n in enumerate(stats.rounds_by_context) if n]
             assert len(rounds) == stats.target_passes
             assert sum(accepted for _, accepted in rounds) == stats.walked
@@ -354,7 +363,8 @@ def test_text_comes_from_the_tokenizer() -> None:
 def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
     """A batch costs as many target passes as its longest sequence has tokens after the first."""
     prompts = tiny.prompts(4, 5, 6)
-    run, calls = engine(None, batch=3), []
+    run = engine(None, batch=3)
+    calls = []
     verify = run.target.verify
 
     def counted(*args: Any) -> Any:

@@ -62,7 +62,8 @@ def test_equal_with_every_kind_of_drafter(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("name", "tree", "batch"), tiny.sample([*tiny.ARCHITECTURES], (*TREES, RAGGED), (4, 1)))
 def test_equal_with_a_drafter_that_is_often_right(name: str, tree: str, batch: int) -> None:
     """Full, partial and no acceptance, on paths that lie anywhere among the cache's columns."""
-    reference, model = _reference(name), tiny.target(name).model
+    reference = _reference(name)
+    model = tiny.target(name).model
     sequences = [p + r for p, r in zip(tiny.prompts(*LENGTHS), reference, strict=True)]
     oracle = tiny.OracleDrafter(sequences, (0, 2, tiny.LAYERS))
     done = _run(Engine(tiny.target(name), None, Speculation(oracle, parse_tree(tree)), batch_size=batch))

@@ -37,7 +37,8 @@ def test_returned_ones_come_first_and_the_oldest_of_them_before() -> None:
     queue = FairQueue[SequenceState]()
     for index in range(4):
         queue.push(sequence(index))
-    first, second = queue.pop(), queue.pop()
+    first = queue.pop()
+    second = queue.pop()
     queue.push_front(second)
     queue.push_front(first)
     queue.remove(second)
@@ -76,7 +77,8 @@ def test_clients_that_have_fewer_in_hand_come_first() -> None:
 
 
 def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
-    shares, asked = TimeShares(), {"greedy": 16, "polite": 1}
+    shares = TimeShares()
+    asked = {"greedy": 16, "polite": 1}
     assert shares.plan({"greedy": 16}, 0.0) == StepPlan(greedy="greedy"), "alone"
     shares.charge({"greedy": 16}, 5.0)
     assert shares.plan(asked, 1.0).alone == {"polite"}, "a newcomer begins a second behind"
@@ -115,7 +117,8 @@ def test_who_comes_new_with_many_requests_is_not_behind() -> None:
 
 
 def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:
-    shares, crowded = TimeShares(), StepPlan(crowded=True, greedy="greedy")
+    shares = TimeShares()
+    crowded = StepPlan(crowded=True, greedy="greedy")
     for _ in range(12):
         shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)
         shares.learn(crowded, 0, shares.tokens.most, 0.001 * shares.tokens.most)
@@ -136,7 +139,9 @@ sizes = st.lists(st.integers(1, 100), min_size=1, max_size=30)
 @given(st.dictionaries(st.sampled_from("abcd"), sizes, min_size=2))
 def test_keys_that_keep_waiting_get_equal_shares_of_tokens(asked: dict[str, list[int]]) -> None:
     """Of any two that still wait, neither is ahead by more than one largest request of each."""
-    queue, served, left = FairQueue[SequenceState](), Counter[str](), Counter[str]()
+    queue = FairQueue[SequenceState]()
+    served = Counter[str]()
+    left = Counter[str]()
     index = 0
     for key, costs in asked.items():
         for cost in costs:
@@ -157,7 +162,9 @@ def test_keys_that_keep_waiting_get_equal_shares_of_tokens(asked: dict[str, list
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.sampled_from(["push", "pop", "remove", "back"])))
 )
 def test_any_order_of_calls_loses_and_repeats_nobody(calls: list[tuple[str, int, str]]) -> None:
-    queue, inside, outside = FairQueue[SequenceState](), dict[int, SequenceState](), list[SequenceState]()
+    queue = FairQueue[SequenceState]()
+    inside = dict[int, SequenceState]()
+    outside = list[SequenceState]()
     for index, (key, size, what) in enumerate(calls):
         if what == "push":
             inside[index] = sequence(index, key, size)

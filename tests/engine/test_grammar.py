@@ -154,7 +154,8 @@ def test_equal_when_preempted() -> None:
     speculation = Speculation(drafter, parse_tree("dynamic:3,2,5"))
     limits = Limits(max_running=4, max_cached_tokens=240)
     tight = Engine(target(), pairs.tokenizer(), speculation, limits=limits)
-    done, plain = tight.generate(asked), engine(None).generate(asked)
+    done = tight.generate(asked)
+    plain = engine(None).generate(asked)
     assert tight.state().preempted_total > 0
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
     for mine, theirs in zip(done, plain, strict=True):
@@ -245,7 +246,8 @@ def test_the_seed_still_counts() -> None:
 def test_rounds_go_on_without_a_row_whose_mask_takes_long(monkeypatch: pytest.MonkeyPatch, tree: str | None) -> None:
     asked = requests([SPECS["lark"], None], SAMPLED[:2])
     expected = engine(None).generate(asked)
-    go, compute = threading.Event(), Constraint.compute_alone
+    go = threading.Event()
+    compute = Constraint.compute_alone
     monkeypatch.setattr(constraint, "_LONG", -1.0)
     monkeypatch.setattr(constraint, "_SHORT", -1.0)  # and no mask is fast again
     monkeypatch.setattr(Constraint, "compute_alone", lambda *given: (go.wait(60), compute(*given))[1])

@@ -145,7 +145,8 @@ def test_a_prompt_s_are_complete_where_the_beginning_is_cached_and_where_it_is_r
     limits = Limits(max_running=3, prefill_chunk=16, prefix_tokens=4096, max_cached_tokens=3 * 128)
     engine = Engine(tiny.target(), limits=limits)
     (long,) = tiny.prompts(90)
-    first, second = engine.generate(scored([long], max_tokens=20))[0], engine.generate(scored([long]))[0]
+    first = engine.generate(scored([long], max_tokens=20))[0]
+    second = engine.generate(scored([long]))[0]
     assert second.prompt_logprobs == first.prompt_logprobs
     assert second.stats.reused_tokens == 0
     assert engine.generate([Request(tuple(long))])[0].stats.reused_tokens > 60

@@ -80,7 +80,8 @@ def test_a_long_row_beside_short_ones(length: int, native: bool, window: int | N
     engine = Engine(
         small_target(length, native), None, Speculation(drafter, parse_tree("dynamic:3,3,8")), limits=limits
     )
-    asked, expected = requests(length, temperature), alone(length, native, temperature)
+    asked = requests(length, temperature)
+    expected = alone(length, native, temperature)
     first = engine.generate(asked)
     assert tokens(first) == expected
     assert engine.state().preempted_total

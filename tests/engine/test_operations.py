@@ -61,7 +61,8 @@ class Uploads(TorchFunctionMode):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", [None, parse_tree("chain:3"), parse_tree("dynamic:3,3,8"), SharedTree(3, 3, 16)])
 def test_a_round_copies_to_the_device_without_waiting(tree: Any, temperature: float) -> None:
-    target, drafter = tiny.target("llama"), tiny.drafter("eagle3")
+    target = tiny.target("llama")
+    drafter = tiny.drafter("eagle3")
     engine = Engine(target, None, Speculation(drafter, tree), batch_size=2)
     for i, prompt in enumerate(tiny.prompts(7, 9)):
         engine.submit(
@@ -116,7 +117,8 @@ def test_a_round_dispatches_few_operations(
 
 def dispatched(layers: int, tree: str | None, record: Record | None) -> int:
     """The operations of a greedy round, what is replayed not counted: the fewest of some rounds."""
-    target, drafter = Target(tiny.build_model("llama", num_hidden_layers=layers)), tiny.eagle3_drafter()
+    target = Target(tiny.build_model("llama", num_hidden_layers=layers))
+    drafter = tiny.eagle3_drafter()
     if record is not None:
         target.record = drafter.pairs.record = record
     engine = Engine(target, None, Speculation(drafter, None if tree is None else parse_tree(tree)))

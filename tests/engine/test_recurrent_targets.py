@@ -123,7 +123,8 @@ def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str)
 )
 def test_a_wrong_state_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What commits another node's state than the last accepted one's emits other tokens."""
-    expected, commit = plain(name, 0.0, kind), SlotStates.commit
+    expected = plain(name, 0.0, kind)
+    commit = SlotStates.commit
 
     def roots_only(states: SlotStates, rows: range, paths: Any) -> None:
         commit(states, rows, [path if isinstance(path, range) else path[:1] for path in paths])  # prompts are ranges
@@ -144,7 +145,9 @@ def test_preempted_and_read_again_in_pieces(
     name: str, kind: str, tree: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are read in pieces while others decode; twice all that was read is lost, and read again."""
-    expected, commit, calls = plain(name, 0.8, kind), SlotCache.commit, []
+    expected = plain(name, 0.8, kind)
+    commit = SlotCache.commit
+    calls = []
 
     def interrupted(*args: Any) -> None:
         calls.append(args)
@@ -178,7 +181,8 @@ def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[i
     A turn is what was said before, the plain answer to it (of an engine that keeps no prefixes), and something new.
     """
     (stem,) = tiny.prompts(70, seed=5)
-    said, found = [stem + begun for begun in tiny.prompts(9, 30, 1, seed=6)], []
+    said = [stem + begun for begun in tiny.prompts(9, 30, 1, seed=6)]
+    found = []
     for turn in range(3):
         asked = [request_of(one, 0.8, user + 10 * turn) for user, one in enumerate(said)]
         answers = tokens(Engine(target_of(name, kind), batch_size=3).generate(asked))
@@ -204,7 +208,8 @@ def test_prefixes_over_several_turns(of: tuple[str, str], tree: str | None) -> N
     How states are kept is of the layers, and when is of the engine: each target always runs with a tree or without.
     """
     name, kind = of
-    limits, target = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000), target_of(name, kind)
+    limits = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000)
+    target = target_of(name, kind)
     drafter = drafter_of(tiny.eagle3_module().to(target.dtype), (0, 2, tiny.LAYERS))
     speculation = None if tree is None else Speculation(drafter, parse_tree(tree))
     engine = Engine(target, None, speculation, limits=limits, prefill_chunk=23)
@@ -246,7 +251,8 @@ def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.Monkey
     """Where all don't fit the youngest leaves its slot; what it had read comes back up to its last whole block."""
     asked = [request_of(prompt, 0.8, 0, limit=100) for prompt in tiny.prompts(30, 21, 40, seed=9)]
     expected = tokens(Engine(tiny.target("qwen3_5"), batch_size=3).generate(asked))
-    loaded, load = [], PrefixCache.load
+    loaded = []
+    load = PrefixCache.load
     monkeypatch.setattr(PrefixCache, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     speculation = Speculation(tiny.eagle3_drafter((0, 2, tiny.LAYERS)), parse_tree("chain:3"))
     limits = Limits(max_running=3, max_cached_tokens=480, prefix_tokens=4000, prefill_chunk=50)
@@ -336,7 +342,8 @@ def test_answers_of_4096_tokens(name: str, kind: str, monkeypatch: pytest.Monkey
     target = tiny.as_loaded(name, kind, max_position_embeddings=8192)
     prompt = tiny.prompts(20)[0]
     asked = Request(tuple(prompt), SamplingParams(max_tokens=4096, temperature=0.5, seed=3))
-    keep, seen = StateCopies.keep, dict[int, list[Tensor]]()
+    keep = StateCopies.keep
+    seen = dict[int, list[Tensor]]()
 
     def noted(copies: StateCopies, slots: Any) -> None:
         keep(copies, slots)

@@ -71,7 +71,8 @@ def decode(
 def test_plain_and_drafting_rounds_mix(params: SamplingParams, late: bool) -> None:
     """Whatever is drafted when, the tokens are plain decoding's, and a late drafter's trees are a prompt one's."""
     plain, _ = decode("qwen3", [None], params)
-    tree, ragged = parse_tree("chain:3"), parse_tree(RAGGED)
+    tree = parse_tree("chain:3")
+    ragged = parse_tree(RAGGED)
     mixed, outcomes = decode("qwen3", [None, tree, None, None, ragged, tree], params, late)
     assert mixed == plain
     assert [o.draft is None for o in outcomes[:6]] == [True, False, True, True, False, False]

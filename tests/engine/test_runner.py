@@ -17,7 +17,8 @@ from .. import tiny
 @pytest.mark.parametrize(("tree", "learns"), [("shared:3,3,12,6", True), ("dynamic:3,3,6", False)])
 def test_a_shape_that_goes_by_learnt_values_learns_them(tree: str, learns: bool, temperature: float) -> None:
     speculation = Speculation(tiny.eagle3_drafter(), parse_tree(tree))
-    engine, fresh = Engine(tiny.target(), None, speculation, batch_size=3), LearntValues().table.values
+    engine = Engine(tiny.target(), None, speculation, batch_size=3)
+    fresh = LearntValues().table.values
     asked = [
         Request(tuple(prompt), SamplingParams(max_tokens=20, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(tiny.prompts(9, 5, 7))

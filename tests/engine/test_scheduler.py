@@ -49,7 +49,8 @@ class Machine:
             self.owners[one.slot] = one.index
             self.admitted.append(one.index)
         self.cover(0)
-        read, pieces = 0, scheduler.prefill_batches()
+        read = 0
+        pieces = scheduler.prefill_batches()
         for piece in pieces:
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
@@ -102,7 +103,8 @@ class Machine:
     def move(self, moves: list[Move]) -> None:
         for source, target in moves:
             assert self.owners[target] is None
-            self.owners[target], self.owners[source] = self.owners[source], None
+            self.owners[target] = self.owners[source]
+            self.owners[source] = None
 
     def check(self) -> None:
         self.scheduler.check()
@@ -185,7 +187,8 @@ def test_a_greedy_key_starves_nobody(slots: int, backlog: int) -> None:
 
 def test_batching_prompts_takes_time_in_proportion_to_their_number() -> None:
     def calls(prompts: int) -> int:
-        scheduler, made = Scheduler(Limits(max_running=prompts)), 0
+        scheduler = Scheduler(Limits(max_running=prompts))
+        made = 0
         for index in range(prompts):
             scheduler.submit(sequence(index, 5 + index % 3))
         scheduler.begin(1, 0.0)

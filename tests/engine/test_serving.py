@@ -214,7 +214,8 @@ def test_an_interrupted_step_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> 
     for index in (0, 2, 3):
         run.submit(request(index))
     run.step()
-    commit, calls = SlotCache.commit, []
+    commit = SlotCache.commit
+    calls = []
 
     def interrupted(*args: Any) -> None:
         calls.append(args)
@@ -296,7 +297,8 @@ def test_counts() -> None:
 
 
 def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, expected = Target(tiny.build_model("llama")), {index: answer(index, 40) for index in range(6)}
+    target = Target(tiny.build_model("llama"))
+    expected = {index: answer(index, 40) for index in range(6)}
     run = engine(target=target, max_running=6)
     allocate = SlotCache._allocate
 
@@ -359,7 +361,8 @@ def test_where_memory_ends_in_a_pass_less_runs_at_once(tree: str | None, kind: i
 def test_what_can_not_run_alone_ends_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny.build_model("llama"))
     run = engine("chain:4", target, max_running=4)
-    forward, long = target._forward, Request(tuple(PROMPTS[2]), SamplingParams(max_tokens=9), "long")
+    forward = target._forward
+    long = Request(tuple(PROMPTS[2]), SamplingParams(max_tokens=9), "long")
 
     def limited(cache: SlotCache, rows: range, *given: Any) -> Any:
         if cache.start(rows) + given[0].shape[1] > 17:  # no room for the longest, however it is read
@@ -407,7 +410,8 @@ def test_a_step_copies_no_more_of_known_prompts_than_it_reads() -> None:
     while not run.idle:
         done |= {chunk.index: chunk.completion for chunk in run.step() if chunk.completion is not None}
         hits = run.state().prefix_hit_tokens_total
-        most, before = max(most, hits - before), hits
+        most = max(most, hits - before)
+        before = hits
     assert most <= 48, "one prompt, not eight"
     assert before == 8 * 46
     assert all(each.token_ids == expected for each in done.values())
@@ -432,7 +436,9 @@ def test_no_step_copies_all_that_slots_hold_to_larger_caches(
     monkeypatch.setattr(runner, "_PIECE", 0.0)
     monkeypatch.setattr(scheduler, "_HEADROOM", 0)
     run = engine(tree, max_running=5, prefill_chunk=16)
-    target, missing, reshape = run._core.runner.slots.cache, list[int](), SlotCache.reshape
+    target = run._core.runner.slots.cache
+    missing = list[int]()
+    reshape = SlotCache.reshape
     target.reshape(0, 64)  # it has 256 columns
 
     def reshaped(self: SlotCache, slots: int, capacity: int, staged: int = 0) -> None:
@@ -444,7 +450,8 @@ def test_no_step_copies_all_that_slots_hold_to_larger_caches(
     monkeypatch.setattr(SlotCache, "reshape", reshaped)
     for index in range(4):
         run.submit(request(index, 110))
-    rounds, done = [], dict[int, Completion]()
+    rounds = []
+    done = dict[int, Completion]()
     while not run.idle:
         done |= {chunk.index: chunk.completion for chunk in run.step() if chunk.completion is not None}
         rounds.append(run.outcome is not None)
@@ -459,7 +466,8 @@ def test_no_step_copies_all_that_slots_hold_to_larger_caches(
 
 def test_a_round_reads_pairs_of_few_rows_that_are_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where drafting begins after a while without drafts; the other rows go on without."""
-    read, catch_up = [], NetworkDrafter.catch_up
+    read = []
+    catch_up = NetworkDrafter.catch_up
 
     def counted(self: NetworkDrafter, rows: range, wanted: list[bool], *most: Any, **named: Any) -> Any:
         read.append(sum(self.pairs.unread(row) for row, want in zip(rows, wanted, strict=True) if want))
@@ -493,7 +501,8 @@ def test_a_client_with_few_requests_goes_past_the_half_read_prompts_of_one_with_
         run.step()
         run.check_invariants()
     polite = [run.submit(request(3), queue_key="polite/"), run.submit(request(4), queue_key="polite/ann")]
-    took, done = 0, dict[int, Completion]()
+    took = 0
+    done = dict[int, Completion]()
     while not done.keys() >= set(polite):
         took += 1
         for chunk in run.step():

@@ -50,7 +50,8 @@ class Whims(Controller):
     def __init__(
         self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES), share: float = 1.0
     ) -> None:
-        self._draw, self._share = draw, share
+        self._draw = draw
+        self._share = share
         self.observation: Any = self
         self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learnt = 0

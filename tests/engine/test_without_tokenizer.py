@@ -19,8 +19,10 @@ from eyas.types import GrammarSpec, Request, SamplingParams
 
 from .. import pairs, tiny
 
-TOKENS, LENGTHS = 16, (13, 5, 9)
-END, INVENTED = 3, {"cohere": 6}
+TOKENS = 16
+LENGTHS = (13, 5, 9)
+END = 3
+INVENTED = {"cohere": 6}
 """The model's own end token, and the one of the tokenizer that transformers would invent: 0, but for Cohere's."""
 
 _SIZES: dict[str, Any] = tiny._COMMON | {"tie_word_embeddings": False, "eos_token_id": END}

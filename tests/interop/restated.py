@@ -16,9 +16,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-V, VD, H, HT, MLP, N, KV, D = 60, 20, 16, 24, 28, 4, 2, 6
+V = 60
+VD = 20
+H = 16
+HT = 24
+MLP = 28
+N = 4
+KV = 2
+D = 6
 """Sizes: vocabulary, draft vocabulary, widths of drafter, target and MLP, heads, key-value heads, head size."""
-Q_RANK, KV_RANK, NOPE, ROT, VALUE = 10, 8, 6, 4, 5
+Q_RANK = 10
+KV_RANK = 8
+NOPE = 6
+ROT = 4
+VALUE = 5
 Tensors = dict[str, Tensor]
 
 

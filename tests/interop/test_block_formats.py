@@ -258,7 +258,8 @@ def test_a_gguf_file_with_windows(causal: Any, tmp_path: Path) -> None:
 
 
 def test_gguf_that_would_be_misread_is_refused(tmp_path: Path) -> None:
-    plain, heads = tensors(own=False), tensors(markov=True, own=False, vd=re.V)
+    plain = tensors(own=False)
+    heads = tensors(markov=True, own=False, vd=re.V)
     tied = plain | {"embed_tokens.weight": torch.ones(re.V, re.H)}
     for number, (found, keys, reason) in enumerate((
         (plain, {"dflash.attention.causal": 1}, "attention.causal"),
@@ -284,7 +285,8 @@ _DFLASH2 = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 5, "se
 
 def dflash2_gguf(path: Path, foreign: dict[str, Tensor] | None = None, **keys: Any) -> tuple[Path, dict[str, Tensor]]:
     """A file as llama.cpp's converter writes it, and its tensors under z-lab's names."""
-    taps, groups = _DFLASH2["conv_kernel_size"], re.H // _DFLASH2["conv_group_size"]
+    taps = _DFLASH2["conv_kernel_size"]
+    groups = re.H // _DFLASH2["conv_group_size"]
     names = {
         **{f"layers.{i}.{part}_conv.base_kernel": f"blk.{i}.{short}_conv_base"
            for i in range(2) for part, short in (("attention", "attn"), ("mlp", "ffn"))},

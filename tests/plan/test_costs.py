@@ -53,14 +53,17 @@ def test_a_32b_model_is_counted_without_memory_for_it() -> None:
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "jamba", "llama"])
 def test_recurrent_states_are_those_of_a_running_target(name: str) -> None:
     model = tiny.build_model(name).to(torch.bfloat16)
-    target, size = Target(model), model_size(model.config)
+    target = Target(model)
+    size = model_size(model.config)
     assert size.states == sum(shape.nbytes for shape in target.states.values())
     assert size.attending == sum(shapes is not None for shapes in target.kv_shapes)
     assert bool(size.states) == (name != "llama")
 
 
 def test_hours_of_a_hybrid_count_states_and_the_layers_that_attend() -> None:
-    size, fast, work = model_size(BIG), Machine("x", 400, 2000), WORK._replace(answer_share=1.0)
+    size = model_size(BIG)
+    fast = Machine("x", 400, 2000)
+    work = WORK._replace(answer_share=1.0)
     few = regeneration_hours(size._replace(attending=16), work, fast, 1, 64)
     assert few < regeneration_hours(size._replace(attending=16, states=10**8), work, fast, 1, 64)
     assert few < regeneration_hours(size, work, fast, 1, 64)
@@ -101,7 +104,8 @@ def test_a_drafter_is_counted_as_it_is_built() -> None:
 
 
 def test_hours_follow_the_machine_and_the_work() -> None:
-    size, fast = model_size(BIG), Machine("x", 400, 2000)
+    size = model_size(BIG)
+    fast = Machine("x", 400, 2000)
     once = capture_hours(size, WORK, fast, 1)
     assert once == pytest.approx(WORK.tokens * (2 * size.body + 2 * 64 * 8192 * 2048) / 400e12 / 3600)
     assert capture_hours(size, WORK, fast, 8) == pytest.approx(once / 8)
@@ -113,7 +117,9 @@ def test_hours_follow_the_machine_and_the_work() -> None:
 
 
 def test_regeneration_is_bound_by_reading_then_by_computing() -> None:
-    size, fast, work = model_size(BIG), Machine("x", 400, 2000), WORK._replace(answer_share=1.0)
+    size = model_size(BIG)
+    fast = Machine("x", 400, 2000)
+    work = WORK._replace(answer_share=1.0)
     assert size.total == 32_762_123_264
     alone = regeneration_hours(size, work, fast, 1, 1)
     cached = 2 * 64 * 1024 * 2048 / 2  # keys and values of half a chat, on average
@@ -132,7 +138,10 @@ def test_regeneration_is_bound_by_reading_then_by_computing() -> None:
 
 def test_training_memory_is_what_autograd_saves() -> None:
     """Counted on a drafter: two lengths, so that what doesn't grow with the tokens drops out."""
-    taps, hidden, vocab, draft = 3, 96, 300, 100
+    taps = 3
+    hidden = 96
+    vocab = 300
+    draft = 100
     size = ModelSize(4, hidden, vocab, query=64, key=32, intermediate=256, body=0, total=10**6, attending=4, states=0)
 
     def saved(width: int) -> int:
@@ -254,7 +263,9 @@ def test_models_that_cannot_be_targets() -> None:
 def test_a_block_drafter_is_counted_as_it_is_built() -> None:
     """By hand: DSpark's Markov head of rank 256, Domino's GRU and bottleneck, and what DFlash's layers have."""
     size = model_size(tiny.build_model("llama").config)
-    hidden, vocab, layers = size.hidden, size.vocab, 2
+    hidden = size.hidden
+    vocab = size.vocab
+    layers = 2
     layer = 2 * hidden * (size.query + size.key) + 3 * hidden * size.intermediate
     corrections = {
         "dflash": 0, "jetspec": 0, "dspark": 256 * vocab + hidden + 256,
@@ -275,7 +286,8 @@ def test_a_block_drafter_is_counted_as_it_is_built() -> None:
 
 
 def test_hours_of_block_drafters_follow_blocks_and_slots() -> None:
-    size, fast = model_size(BIG), Machine("x", 400, 2000)
+    size = model_size(BIG)
+    fast = Machine("x", 400, 2000)
     shape = BlockShape("dflash", 5, 5, 8, 512)
 
     def hours(**changes: int) -> float:
@@ -292,7 +304,8 @@ def test_hours_of_block_drafters_follow_blocks_and_slots() -> None:
 def test_block_drafters_draft_once_a_round() -> None:
     size = model_size(BIG)
     shape = BlockShape("dspark", 5, 5, 7, 512)
-    found, plan = block_parameters(size, shape), BlockPlan(size, shape, WORK)
+    found = block_parameters(size, shape)
+    plan = BlockPlan(size, shape, WORK)
     gain = plan.speedup()
     read = found.fc + found.layers + found.correction + size.head
     assert plan.draft_cost == pytest.approx(read / (size.body + size.head))

@@ -29,7 +29,8 @@ def seconds(chats: int, repeats: int = 3) -> dict[str, float]:
 
 
 def test_data_decides_the_long_steps_and_repeats_the_measured_ones() -> None:
-    few, many = seconds(100), seconds(1000)
+    few = seconds(100)
+    many = seconds(1000)
     for name in ("data regenerate", "data capture"):
         assert many[name] - LOADING == pytest.approx(10 * (few[name] - LOADING))
     assert few["bench methods"] == many["bench methods"]

@@ -101,7 +101,8 @@ def test_sizes_are_the_models(name: str, model: str, expected: dict[str, Any], t
 def test_a_target_with_a_short_context_is_not_outgrown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[LLAMA], "max_position_embeddings": 2048}))
     target = ConfigOnly.of(LLAMA, tmp_path)
-    target.config.max_position_embeddings, target.config.vocab_size = 2048, 20_000
+    target.config.max_position_embeddings = 2048
+    target.config.vocab_size = 20_000
     config = sized(section("eagle3_8b"), target, "bfloat16")
     assert (config.max_length, config.batch_tokens) == (2048, 4096)
     assert config.shape.draft_vocab_size is None  # all that it has

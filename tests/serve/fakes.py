@@ -57,7 +57,9 @@ class FakeEngine:
         )
         self.controller = self.outcome = None
         self.text = ids(text) if isinstance(text, str) else list(text)
-        self.stride, self.most, self.pause = stride, most, pause
+        self.stride = stride
+        self.most = most
+        self.pause = pause
         self.requests: list[Request] = []
         self.keys: list[str] = []
         self.deadlines: list[float | None] = []
@@ -99,9 +101,11 @@ class FakeEngine:
         time.sleep(self.pause)
         if self.step_error is not None:
             raise self.step_error
-        chunks, self._outbox = self._outbox, []
+        chunks = self._outbox
+        self._outbox = []
         for index, sequence in list(self._sequences.items()):
-            tokens, sequence.left = tuple(sequence.left[: self.stride]), sequence.left[self.stride :]
+            tokens = tuple(sequence.left[: self.stride])
+            sequence.left = sequence.left[self.stride :]
             sequence.taken += tokens
             chunks.append(self._chunk(index, tokens) if sequence.left else self._end(index, tokens, self.ending))
         return chunks

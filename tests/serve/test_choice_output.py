@@ -31,12 +31,16 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
 
 @given(st.text(alphabet="ab", max_size=30), st.lists(LETTERS, min_size=1, max_size=4), st.data())
 def test_any_text_in_any_pieces_is_cut_by_the_definition(text: str, stops: list[str], data: st.DataObject) -> None:
-    matcher, shown, stopped, left = StopStrings(stops), "", False, text
+    matcher = StopStrings(stops)
+    shown = ""
+    stopped = False
+    left = text
     while left and not stopped:
         size = data.draw(st.integers(1, len(left)))
         piece, stop = matcher.push(left[:size])
         stopped = stop is not None
-        shown, left = shown + piece, left[size:]
+        shown = shown + piece
+        left = left[size:]
         assert not any(stop in shown for stop in stops)
     if not stopped:
         shown += matcher.finish()
@@ -45,10 +49,13 @@ def test_any_text_in_any_pieces_is_cut_by_the_definition(text: str, stops: list[
 
 @given(st.lists(st.tuples(LETTERS, st.booleans()), max_size=12), st.lists(LETTERS, min_size=1, max_size=4))
 def test_text_that_is_not_shown_takes_part_in_stop_strings(pieces: list[tuple[str, bool]], stops: list[str]) -> None:
-    matcher, shown, stopped = StopStrings(stops), "", False
+    matcher = StopStrings(stops)
+    shown = ""
+    stopped = False
     for text, visible in pieces:
         piece, stop = matcher.push(text, shown=visible)
-        shown, stopped = shown + piece, stop is not None
+        shown = shown + piece
+        stopped = stop is not None
         if stopped:
             break
     shown += matcher.finish()
@@ -65,7 +72,8 @@ def test_a_special_token_s_text_is_a_stop_string(stop: str, text: str, included:
     tokenizer.backend_tokenizer.decoder = Fuse()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     body = CompletionRequest(model="m", prompt="a", stop=stop, include_stop_str_in_output=included)
-    output, shown = ChoiceOutput(tokenizer, body), ""
+    output = ChoiceOutput(tokenizer, body)
+    shown = ""
     tokens = [0, 1, 3, 2]
     for start in range(0, len(tokens), size):
         shown += output.add(Chunk(0, tuple(tokens[start : start + size]), 0)).text

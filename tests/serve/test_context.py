@@ -129,7 +129,8 @@ def test_a_request_begins_before_those_that_another_client_sent_earlier() -> Non
 
 def test_large_requests_begin_at_a_pace() -> None:
     async def work() -> None:
-        turns, loop = FairTurns(0.001), asyncio.get_running_loop()
+        turns = FairTurns(0.001)
+        loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.gather(*(turns.next("greedy", 100) for _ in range(4)))
         assert loop.time() - began >= 0.29

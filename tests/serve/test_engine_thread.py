@@ -271,7 +271,8 @@ def test_the_fake_writes_what_it_says() -> None:
 
 def test_a_request_on_its_way_to_the_engine_is_not_idleness() -> None:
     """Else draining would end the engine right before it begins."""
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
 
     class Slow(FakeEngine):
         def submit(self, *args: Any, **options: Any) -> int:

@@ -68,7 +68,8 @@ def test_a_folder_as_peft_writes_it_is_a_target_whatever_its_base_is(tmp_path: P
     folder = save_base(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", folder)
     assert not (adapter / "config.json").exists()
-    engine, prompt = eyas.load(adapter, dtype="float32"), torch.tensor([TOKENS])
+    engine = eyas.load(adapter, dtype="float32")
+    prompt = torch.tensor([TOKENS])
     params = eyas.SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     expected = merged_by_peft(folder, adapter).generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
     found = engine.generate([eyas.Request(tuple(TOKENS), params)])[0].token_ids
@@ -88,10 +89,8 @@ def test_an_adapter_alone_is_its_base_with_the_adapter_merged(
 ) -> None:
     base = save_base(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base, **settings)
-    target, expected = (
-        load_target(adapter, device="cpu", dtype=dtype, prepacked=False),
-        merged_by_peft(base, adapter, dtype),
-    )
+    target = load_target(adapter, device="cpu", dtype=dtype, prepacked=False)
+    expected = merged_by_peft(base, adapter, dtype)
     ours = dict(target.model.named_parameters())
     theirs = dict(expected.named_parameters())
     assert ours.keys() == theirs.keys()
@@ -119,14 +118,16 @@ def test_an_adapter_beside_full_weights_is_merged_too_and_named(
 
 def test_fingerprints_know_the_adapter_and_not_the_dtype(tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
-    one, other = save_adapter(tmp_path / "one", base), save_adapter(tmp_path / "other", base, lora_alpha=16)
+    one = save_adapter(tmp_path / "one", base)
+    other = save_adapter(tmp_path / "other", base, lora_alpha=16)
     found = {
         folder: {fingerprint(load_target(folder, device="cpu", dtype=dtype).model) for dtype in ("float32", "bfloat16")}
         for folder in (base, one, other)
     }
     assert all(len(prints) == 1 for prints in found.values())
     assert len(set.union(*found.values())) == 3
-    whole, short = load_target(one, device="cpu"), load_embedding_and_head(one, dtype="bfloat16", device="cpu")
+    whole = load_target(one, device="cpu")
+    short = load_embedding_and_head(one, dtype="bfloat16", device="cpu")
     ends = embedding_head_fingerprint(whole.model, whole.layers)
     assert embedding_head_fingerprint(short.model, short.layers) == ends
     before = load_target(base, device="cpu")

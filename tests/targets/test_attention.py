@@ -46,7 +46,8 @@ def test_every_architecture_computes_the_same_with_it(name: str, tmp_path: Path)
     cap_scores(model)
     loaded = load_target(tmp_path, device="cpu").model
     tokens = tiny.prompts(19)[0]
-    expected, found = tiny.full_forward(model, tokens).logits, tiny.full_forward(loaded, tokens).logits
+    expected = tiny.full_forward(model, tokens).logits
+    found = tiny.full_forward(loaded, tokens).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -58,7 +59,8 @@ def test_few_queries_by_the_textbook(
     dtype: torch.dtype, heads: int, kv_heads: int, value_size: int, queries: int, kind: str
 ) -> None:
     torch.manual_seed(1)
-    query, key = torch.randn(3, heads, queries, 8).to(dtype), torch.randn(3, kv_heads, 20, 8).to(dtype)
+    query = torch.randn(3, heads, queries, 8).to(dtype)
+    key = torch.randn(3, kv_heads, 20, 8).to(dtype)
     value = torch.randn(3, kv_heads, 20, value_size).to(dtype)
     seen = torch.rand(3, 1, queries, 20) < 0.6
     seen[..., 0] = True

@@ -14,7 +14,8 @@ from eyas.tree.draft_tree import ancestor_mask
 @st.composite
 def passes(draw: st.DrawFn) -> tuple[list[int], list[list[int]], int | None]:
     """(committed lengths, parents of each row's nodes, window)."""
-    rows, nodes = draw(st.integers(1, 3)), draw(st.integers(0, 7))
+    rows = draw(st.integers(1, 3))
+    nodes = draw(st.integers(0, 7))
     parents = [[draw(st.integers(-1, i - 1)) for i in range(nodes)] for _ in range(rows)]
     lengths = draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows))
     return lengths, parents, draw(st.none() | st.integers(1, 8))
@@ -24,7 +25,8 @@ def passes(draw: st.DrawFn) -> tuple[list[int], list[list[int]], int | None]:
 @settings(max_examples=60)
 def test_visible_is_the_definition(case: tuple[list[int], list[list[int]], int | None]) -> None:
     lengths, parents, window = case
-    size, start = len(parents[0]), max(lengths)
+    size = len(parents[0])
+    start = max(lengths)
     index = torch.tensor(parents, dtype=torch.int64).view(len(parents), size)
     ancestors = ancestor_mask(index, size)
     positions = torch.tensor(lengths).unsqueeze(1) + ancestors.sum(-1) - 1
@@ -41,11 +43,14 @@ def test_visible_is_the_definition(case: tuple[list[int], list[list[int]], int |
             for column in range(start + 1 + size):
                 staged = column - length
                 if staged < 0:
-                    expected, at = True, column
+                    expected = True
+                    at = column
                 elif staged <= size:
-                    expected, at = staged in path, length + _depth(parents[row], staged)
+                    expected = staged in path
+                    at = length + _depth(parents[row], staged)
                 else:
-                    expected, at = False, column
+                    expected = False
+                    at = column
                 if window is not None:
                     expected = expected and position - at < window
                 assert bool(got[row, 0, query, column]) == expected

@@ -19,10 +19,8 @@ from .. import tiny
 @pytest.mark.parametrize("name", ["llama", "gemma2", "olmo3", "gptoss", "deepseek3", "gpt2"])
 def test_embedding_and_head_are_the_targets_own(name: str, tmp_path: Path) -> None:
     tiny.build_model(name).save_pretrained(tmp_path)
-    short, whole = (
-        load_embedding_and_head(tmp_path, dtype="float32", device="cpu"),
-        load_target(tmp_path, device="cpu", prepacked=False),
-    )
+    short = load_embedding_and_head(tmp_path, dtype="float32", device="cpu")
+    whole = load_target(tmp_path, device="cpu", prepacked=False)
     for size in ("vocab_size", "hidden_size", "num_layers", "max_length"):
         assert getattr(short, size) == getattr(whole, size)
     assert choose_taps(short.config) == choose_taps(whole.config)

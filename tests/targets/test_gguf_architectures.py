@@ -40,14 +40,16 @@ _SLOW = [case for case in tiny.CASES if case.name in ("old-linear", "none", "27b
     [pytest.param(case, marks=pytest.mark.slow if case in _SLOW else (), id=str(case)) for case in tiny.CASES],
 )
 def test_a_file_is_the_model_that_its_keys_describe(case: tiny.Case, tmp_path: Path) -> None:
-    model, path = tiny.build(case), tmp_path / "tiny.gguf"
+    model = tiny.build(case)
+    path = tmp_path / "tiny.gguf"
     tiny.write(path, case, model)
     read = _read(path)
     assert type(read) is type(model)
     check_names(path, type(model), read.config)
     ids = torch.arange(60).unsqueeze(0) * 7 % tiny.VOCAB
     with torch.inference_mode():
-        expected, found = model(ids).logits, read(ids).logits
+        expected = model(ids).logits
+        found = read(ids).logits
     assert expected.std() > 0.05
     assert torch.allclose(found, expected, atol=1e-4), (found - expected).abs().max()
 
@@ -104,7 +106,8 @@ def test_a_key_that_is_not_computed_with_refuses_the_file_by_name(
     named: str, models: dict[str, Any], tmp_path: Path
 ) -> None:
     architecture, keys = REFUSED[named]
-    case, path = tiny.Case(architecture, "plain", keys=keys), tmp_path / "tiny.gguf"
+    case = tiny.Case(architecture, "plain", keys=keys)
+    path = tmp_path / "tiny.gguf"
     model = models.setdefault(architecture, tiny.build(case))
     tiny.write(path, case, model)
     with pytest.raises(ModelError, match=rf"tiny\.gguf.*{re.escape(named)}"):
@@ -135,7 +138,8 @@ def test_a_tensor_that_is_not_computed_with_refuses_the_file_by_name(
 
 
 def test_notes_of_whoever_made_the_file_change_nothing(models: dict[str, Any], tmp_path: Path) -> None:
-    case, path = tiny.Case("llama", "plain"), tmp_path / "tiny.gguf"
+    case = tiny.Case("llama", "plain")
+    path = tmp_path / "tiny.gguf"
     notes = {
         "general.quantized_by": "somebody",
         "general.sampling.temp": 0.7,
@@ -166,7 +170,8 @@ SPOILED: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_model_that_transformers_built_otherwise_is_refused(what: str, tmp_path: Path) -> None:
-    case, path = tiny.Case("gemma3", "plain"), tmp_path / "tiny.gguf"
+    case = tiny.Case("gemma3", "plain")
+    path = tmp_path / "tiny.gguf"
     model = tiny.build(case)
     tiny.write(path, case, model)
     check_model(path, model)
@@ -182,7 +187,8 @@ NATIVE = ("llama-yarn-attn-factor", "llama-llama3", "llama-listed", "phi3-longro
 @pytest.mark.parametrize("name", NATIVE)
 def test_passes_that_serve_compute_what_the_keys_say(name: str, tmp_path: Path) -> None:
     case = next(case for case in tiny.CASES if str(case) == name)
-    model, path = tiny.build(case), tmp_path / "tiny.gguf"
+    model = tiny.build(case)
+    path = tmp_path / "tiny.gguf"
     tiny.write(path, case, model)
     engine = eyas.load(path, dtype="float32")
     assert kernels() is None or engine.target.native is not None
@@ -198,16 +204,19 @@ def test_passes_that_serve_compute_what_the_keys_say(name: str, tmp_path: Path) 
 
 def test_phi3_s_window_is_that_of_its_own_code(tmp_path: Path) -> None:
     case = tiny.Case("phi3", "window", {"sliding_window": 6}, {"attention.sliding_window": 6})
-    model, path = tiny.build(case), tmp_path / "tiny.gguf"
+    model = tiny.build(case)
+    path = tmp_path / "tiny.gguf"
     tiny.write(path, case, model)
-    read, ids = _read(path), torch.arange(40).unsqueeze(0)
+    read = _read(path)
+    ids = torch.arange(40).unsqueeze(0)
     assert read.config.sliding_window == 6
     with torch.inference_mode():
         assert torch.allclose(read(ids).logits, model(ids).logits, atol=1e-4)
 
 
 def test_names_are_checked_without_reading_a_weight(models: dict[str, Any], tmp_path: Path) -> None:
-    model, path = models.setdefault("llama", tiny.build(tiny.Case("llama", "plain"))), tmp_path / "tiny.gguf"
+    model = models.setdefault("llama", tiny.build(tiny.Case("llama", "plain")))
+    path = tmp_path / "tiny.gguf"
     tiny.write(path, tiny.Case("llama", "plain", tensors={"blk.1.attn_sinks.weight": np.full((4,), 2.0)}), model)
     with pytest.raises(ModelError, match=r"has no place for: \['blk\.1\.attn_sinks\.weight'\]"):
         check_names(path, type(model), model.config)

@@ -77,7 +77,8 @@ def test_answers_are_the_same_on_every_architecture(of: tuple[str, float]) -> No
     name, temperature = of
     counted = Counted()
     model = tiny.build_model(name)
-    plain, recorded = Target(model), Target(model, record=counted)
+    plain = Target(model)
+    recorded = Target(model, record=counted)
     assert recorded.record is not None
     wanted = requests(temperature)
     expected, _ = run(Engine(plain, batch_size=1), wanted)
@@ -95,7 +96,8 @@ def test_answers_are_the_same_on_every_architecture(of: tuple[str, float]) -> No
 )
 def test_drafts_are_the_same_with_every_kind_of_drafter(kind: str) -> None:
     tree = ("dynamic:4,3,8", "chain:4")[[*tiny.KINDS].index(kind) % 2]
-    target, counted = tiny.target("llama"), Counted()
+    target = tiny.target("llama")
+    counted = Counted()
     found = []
     for record in (None, counted):
         drafter = tiny.drafter(kind)
@@ -107,9 +109,12 @@ def test_drafts_are_the_same_with_every_kind_of_drafter(kind: str) -> None:
 
 
 def test_a_recorded_draft_reads_states_where_they_are() -> None:
-    counted, found, tree = Counted(), [], parse_tree("chain:4")
+    counted = Counted()
+    found = []
+    tree = parse_tree("chain:4")
     for record in (None, counted):
-        drafter, draw = tiny.drafter("eagle3"), torch.Generator().manual_seed(0)
+        drafter = tiny.drafter("eagle3")
+        draw = torch.Generator().manual_seed(0)
         drafter.pairs.record = record
         drafter.pairs.resize(2)
         coupling = Sampler(2, tiny.VOCAB, tiny.DEVICE).coupling(range(2), False)
@@ -125,7 +130,8 @@ def test_a_recorded_draft_reads_states_where_they_are() -> None:
 
 
 def test_drafts_of_a_language_model_are_the_same() -> None:
-    target, counted = tiny.target("llama"), Counted()
+    target = tiny.target("llama")
+    counted = Counted()
     small = tiny.build_model("llama", num_hidden_layers=2)
     found = []
     for record in (None, counted):
@@ -158,7 +164,8 @@ def test_a_model_that_asks_the_device_is_not_recorded(caplog: pytest.LogCaptureF
 
 def test_a_model_whose_passes_depend_on_the_host_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
     """What Python adds while a pass is recorded would be added to all that follow."""
-    model, added = tiny.build_model("llama"), [0.0]
+    model = tiny.build_model("llama")
+    added = [0.0]
 
     def record(compute: Callable[[], Outputs]) -> Recording:
         added[0] = 0.5
@@ -174,7 +181,8 @@ def test_a_model_whose_passes_depend_on_the_host_is_not_recorded(caplog: pytest.
 def test_failing_later_goes_on_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
     target = Target(tiny.build_model("llama"), record=recording.record)
     assert target.record is not None
-    target.record, wanted = recording.refuse, requests(0.0)
+    target.record = recording.refuse
+    wanted = requests(0.0)
     engine = Engine(target, batch_size=4)
     assert run(engine, wanted)[0] == run(Engine(tiny.target("llama"), batch_size=4), wanted)[0]
     assert engine._core.runner.slots.cache.graphs.failure == "nothing is recorded here"
@@ -183,7 +191,8 @@ def test_failing_later_goes_on_without_graphs(caplog: pytest.LogCaptureFixture) 
 
 def test_a_moved_cache_is_recorded_anew() -> None:
     counted = Counted()
-    graphs, cache = PassGraphs(counted, uses=1), SlotCache([(KVShape(1, 2), KVShape(1, 2))], 2, torch.float32, CPU)
+    graphs = PassGraphs(counted, uses=1)
+    cache = SlotCache([(KVShape(1, 2), KVShape(1, 2))], 2, torch.float32, CPU)
     cache.graphs = graphs
     tokens = torch.zeros(1, 1)
 
@@ -203,7 +212,8 @@ def test_a_moved_cache_is_recorded_anew() -> None:
 
 
 def test_the_latest_used_are_kept() -> None:
-    graphs, cache = PassGraphs(recording.record, uses=1), SlotCache([], 1, torch.float32, CPU)
+    graphs = PassGraphs(recording.record, uses=1)
+    cache = SlotCache([], 1, torch.float32, CPU)
     for kind in range(200):
         for _ in range(2):
             (out,) = graphs.run(kind, cache, range(1), 1, (torch.ones(1, 1),), lambda _r, _e, _l, x: (x + 1,)) or ()

@@ -40,7 +40,9 @@ def target(name: str, kind: str = "bfloat16") -> Target:
 
 def test_codes_are_the_nearest_and_what_is_no_number_stays_so() -> None:
     x = torch.randn(3, 5, 64) * torch.logspace(-6, 6, 5).unsqueeze(1)
-    x[0, 0], x[1, 1, 3], x[2, 2, 7] = 0.0, float("nan"), float("inf")
+    x[0, 0] = 0.0
+    x[1, 1, 3] = float("nan")
+    x[2, 2, 7] = float("inf")
     back = decoded(coded(x), torch.float32)
     whole = x.isfinite().all(-1)
     step = x.abs().amax(-1, keepdim=True) / 127
@@ -73,7 +75,8 @@ def test_kernels_write_what_pytorch_does(name: str, kind: str) -> None:
 def test_native_passes_compute_what_modules_do(name: str) -> None:
     """Both attend to the codes: they differ less from each other than by what codes change."""
     native = target(name, "float32")
-    modules, plain = copy.copy(native), tiny.as_loaded(name, "float32", **NAMES[name])
+    modules = copy.copy(native)
+    plain = tiny.as_loaded(name, "float32", **NAMES[name])
     modules.native = None
     logits = []
     for each in (native, modules, plain):

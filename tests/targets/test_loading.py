@@ -160,7 +160,8 @@ def _write(folder: Path, stored: torch.dtype, **config: Any) -> Path:
 def test_dtype_auto_is_the_checkpoints(tmp_path: Path, half_is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its config's, else its tensors'; in float32 on a CPU that is slow in anything less."""
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: half_is_fast or dtype == torch.float32)
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    cpu = torch.device("cpu")
+    gpu = torch.device("cuda")
     found = {
         "named": (_write(tmp_path / "named", torch.float32, dtype="bfloat16"), torch.bfloat16),
         "named before": (_write(tmp_path / "before", torch.float32, torch_dtype="float16"), torch.float16),

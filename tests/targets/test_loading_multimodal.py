@@ -19,7 +19,8 @@ from eyas.types import Request, SamplingParams
 
 from .. import tiny
 
-LENGTHS, TOKENS = (9, 5, 13), 12
+LENGTHS = (9, 5, 13)
+TOKENS = 12
 _TEXT: dict[str, Any] = {**tiny._COMMON, "num_key_value_heads": 2}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _CLIP = {
@@ -80,7 +81,8 @@ def save(name: str, path: Path) -> Any:
 
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)])
 def test_text_is_generated_as_the_whole_model_generates_it(name: str, tmp_path: Path) -> None:
-    model, prompts = save(name, tmp_path), tiny.prompts(*LENGTHS)
+    model = save(name, tmp_path)
+    prompts = tiny.prompts(*LENGTHS)
     expected = [tiny.continuation(model, prompt, TOKENS) for prompt in prompts]
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=TOKENS)) for prompt in prompts]

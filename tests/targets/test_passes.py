@@ -32,7 +32,8 @@ def everywhere(verified: VerifyOutput) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fill(target: Target, taps: tuple[int, ...] = ()) -> tuple[SlotCache, list[list[int]]]:
-    cache, prompts = target.allocate(3), tiny.prompts(*LENGTHS)
+    cache = target.allocate(3)
+    prompts = tiny.prompts(*LENGTHS)
     for _ in target.prefill(cache, range(3), prompts, taps):
         pass
     return cache, prompts
@@ -75,7 +76,8 @@ def test_trace_is_a_plain_pass_whatever_the_padding_and_the_head_agrees(target: 
     padded = torch.tensor([p + [9] * (20 - len(p)) for p in prompts])
     trace = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
     for row, prompt in enumerate(prompts):
-        plain, size = tiny.full_forward(target.model, prompt), len(prompt)
+        plain = tiny.full_forward(target.model, prompt)
+        size = len(prompt)
         for boundary in range(tiny.LAYERS):
             torch.testing.assert_close(trace.taps[row, :size, boundary], plain.hidden_states[boundary][0], **CLOSE)
         torch.testing.assert_close(trace.final[row, :size], plain.hidden_states[-1][0], **CLOSE)
@@ -90,7 +92,8 @@ def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.Monk
     whole = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
     monkeypatch.setattr("eyas.targets.target.AT_ONCE", 19)
     monkeypatch.setattr("eyas.targets.target.CHUNK", 7)
-    found, masks = [], target.masks
+    found = []
+    masks = target.masks
     monkeypatch.setattr(target, "masks", lambda *args: found.append(args[3].shape[1]) or masks(*args))
     parts = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
     assert found == [7, 7, 6]
@@ -101,7 +104,8 @@ def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.Monk
 
 def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target) -> None:
     """Caught in passes of the model and of its base alike."""
-    prompt, last = tiny.prompts(13)[0], target.final_boundary
+    prompt = tiny.prompts(13)[0]
+    last = target.final_boundary
     cache = target.allocate(1)
     (piece,) = target.prefill(cache, range(1), [prompt], (1, last))
     verified = target.verify(cache, range(1), torch.tensor(prompt[-1:]), DraftTree.empty(1, target.device), (last,))
@@ -125,7 +129,8 @@ def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize("chunk", [1, 4, 7])
 def test_prefill_in_pieces_is_prefill_at_once(name: str, chunk: int) -> None:
-    target, taps = tiny.target(name), (0, 2)
+    target = tiny.target(name)
+    taps = (0, 2)
     prompts = tiny.prompts(*LENGTHS)
 
     def run(width: int) -> tuple[list[list[int]], list[torch.Tensor], torch.Tensor]:
@@ -139,7 +144,8 @@ def test_prefill_in_pieces_is_prefill_at_once(name: str, chunk: int) -> None:
         after = target.verify(cache, range(3), torch.tensor([p[-1] for p in prompts]), draft(3), ())
         return tokens, [torch.stack(s) for s in states if s], after.logits.rows
 
-    once, pieces = run(512), run(chunk)
+    once = run(512)
+    pieces = run(chunk)
     assert once[0] == pieces[0] == [p[1:] for p in prompts]
     for a, b in zip(once[1], pieces[1], strict=True):
         torch.testing.assert_close(a, b, **CLOSE)
@@ -160,7 +166,8 @@ def test_prefill_continues_a_committed_prefix() -> None:
 def test_verify_commits_nothing_and_repeats() -> None:
     target = tiny.target("mistral")
     cache, prompts = fill(target)
-    roots, tree = torch.tensor([p[-1] for p in prompts]), draft(3)
+    roots = torch.tensor([p[-1] for p in prompts])
+    tree = draft(3)
     first = target.verify(cache, range(3), roots, tree, ())
     target.verify(cache, range(3), roots, draft(3, seed=8), ())
     assert cache.lengths == [len(p) - 1 for p in prompts]

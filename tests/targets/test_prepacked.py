@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(not can_prepack(CPU, torch.float32), reason="thi
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 2, 5), (0, 5)])
 def test_a_prepacked_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) -> None:
     parent = nn.Sequential(nn.Linear(5, 7, bias=bias))
-    x, weight = torch.randn(shape), parent[0].weight.detach().clone()
+    x = torch.randn(shape)
+    weight = parent[0].weight.detach().clone()
     with torch.inference_mode():
         expected = parent(x)
         assert prepack_linears(parent) == 1
@@ -47,7 +48,8 @@ def test_in_bfloat16_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_an_input_gets_its_gradient() -> None:
-    parent, x = nn.Sequential(nn.Linear(5, 7).requires_grad_(False)), torch.randn(3, 5, requires_grad=True)
+    parent = nn.Sequential(nn.Linear(5, 7).requires_grad_(False))
+    x = torch.randn(3, 5, requires_grad=True)
     (expected,) = torch.autograd.grad(parent(x).square().sum(), x)
     prepack_linears(parent)
     (found,) = torch.autograd.grad(parent(x).square().sum(), x)

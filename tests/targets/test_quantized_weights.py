@@ -58,7 +58,8 @@ def test_weights_stay_as_the_file_has_them(tmp_path: Path, name: str) -> None:
     if name in ("awq", "compressed-w8a8"):  # of each kind of blocks: the others have the same
         decoded_losslessly(target)
 
-    plain, short = load_target(tmp_path, device="cpu"), load_embedding_and_head(tmp_path, device="cpu", dtype="float32")
+    plain = load_target(tmp_path, device="cpu")
+    short = load_embedding_and_head(tmp_path, device="cpu", dtype="float32")
     assert weight_formats(plain.model) is None
     assert all(
         torch.equal(plain.model.get_submodule(path).weight, meant.get_parameter(f"{path}.weight")) for path in packed

@@ -47,7 +47,8 @@ def test_a_layout_lists_the_present_cells(present: list[list[bool]]) -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
 def test_counts_are_a_mask_of_first_cells(counts: list[int]) -> None:
     mask = torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)
-    ours, theirs = RaggedLayout.of_counts(counts, CPU), RaggedLayout.of(mask, sum(counts))
+    ours = RaggedLayout.of_counts(counts, CPU)
+    theirs = RaggedLayout.of(mask, sum(counts))
     assert torch.equal(ours.token_index, theirs.token_index)
     assert torch.equal(ours.cell_index, theirs.cell_index)
 
@@ -61,7 +62,8 @@ def ragged_tree(seed: int = 3) -> DraftTree:
 
 def fill(target: Target) -> tuple[SlotCache, Tensor]:
     """Prefill all prompts and return the roots [R]."""
-    cache, prompts = target.allocate(len(LENGTHS)), tiny.prompts(*LENGTHS)
+    cache = target.allocate(len(LENGTHS))
+    prompts = tiny.prompts(*LENGTHS)
     for _ in target.prefill(cache, range(len(LENGTHS)), prompts, (), 7):
         pass
     return cache, torch.tensor([p[-1] for p in prompts])
@@ -85,7 +87,8 @@ def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 @pytest.mark.parametrize("compact", [False, True])
 def test_a_ragged_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:
-    target, tree = tiny.target(name), ragged_tree()
+    target = tiny.target(name)
+    tree = ragged_tree()
     assert target.ragged
     cache, roots = fill(target)
     tree = tree.compact() if compact else tree
@@ -125,7 +128,8 @@ def test_prefill_lays_ragged_prompts_end_to_end() -> None:
 
 def test_rows_are_prefilled_while_others_decode() -> None:
     """Chunks of rows 2 and 3 between rounds of rows 0 and 1; nobody notices."""
-    target, prompts = tiny.target("gemma3"), tiny.prompts(13, 20, 17, 6)
+    target = tiny.target("gemma3")
+    prompts = tiny.prompts(13, 20, 17, 6)
     cache = target.allocate(4)
     for _ in target.prefill(cache, range(2), prompts[:2], ()):
         pass
@@ -163,7 +167,9 @@ class OwnAttention(LlamaAttention):
         if attention_mask is None:  # transformers' own pass leaves it out
             attention_mask = torch.full((q.shape[2], k.shape[2]), -math.inf).triu(1)
         if self.wrong and q.shape[0] != k.shape[0]:
-            k, v, attention_mask = k[:1], v[:1], attention_mask[:1, :, :1]
+            k = k[:1]
+            v = v[:1]
+            attention_mask = attention_mask[:1, :, :1]
         scores = q @ k.transpose(2, 3) * self.scaling + attention_mask
         out = scores.softmax(-1) @ v
         return self.o_proj(out.transpose(1, 2).flatten(2)), None

@@ -56,7 +56,8 @@ def draft(seed: int = 3) -> DraftTree:
 
 
 def filled(target: Target, chunk: int = 4) -> tuple[SlotCache, Tensor]:
-    cache, prompts = target.allocate(len(LENGTHS)), tiny.prompts(*LENGTHS)
+    cache = target.allocate(len(LENGTHS))
+    prompts = tiny.prompts(*LENGTHS)
     for _ in target.prefill(cache, range(len(LENGTHS)), prompts, (), chunk):
         pass
     return cache, torch.tensor([prompt[-1] for prompt in prompts])
@@ -96,7 +97,8 @@ def padding(target: Target, ragged: bool) -> Target:
 
 def check_nodes(target: Target) -> None:
     cache, roots = filled(target)
-    tree, texts = draft(), tiny.prompts(*LENGTHS)
+    tree = draft()
+    texts = tiny.prompts(*LENGTHS)
     target.verify(cache, range(4), roots, draft(9), ())  # changes nothing
     verified = target.verify(cache, range(4), roots, tree, ())
     for row, prompt in enumerate(texts):
@@ -151,7 +153,9 @@ def test_native_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def check_that_states_matter(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, commit, found = draft(), SlotStates.commit, []
+    tree = draft()
+    commit = SlotStates.commit
+    found = []
     for wrong in (lambda path: path, lambda path: path[:-1]):
         cache, roots = filled(target)
         target.verify(cache, range(4), roots, tree, ())
@@ -209,7 +213,9 @@ def test_a_pass_reads_wide_weights_once() -> None:
 
 def test_a_trace_keeps_torch_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """As rounds do: its threads would wait for each other after every small operation."""
-    target, seen, before = tiny.target("qwen3_next"), list[int](), torch.get_num_threads()
+    target = tiny.target("qwen3_next")
+    seen = list[int]()
+    before = torch.get_num_threads()
     masks = target.masks
     monkeypatch.setattr(target, "masks", lambda *args: seen.append(torch.get_num_threads()) or masks(*args))
     torch.set_num_threads(2)
@@ -311,7 +317,8 @@ def test_native_copies_are_the_states_of_their_positions(name: str) -> None:
 
 def check_copies(target: Target) -> None:
     tree = draft()
-    cache, prompts = target.allocate(4), tiny.prompts(*LENGTHS)
+    cache = target.allocate(4)
+    prompts = tiny.prompts(*LENGTHS)
     states = cache.states
     assert states is not None
     states.copies.every = 8
@@ -355,7 +362,8 @@ def test_memory_of_a_native_tree_of_32_nodes() -> None:
     """What its tokens stage takes at most a tenth of what a state a node would; a plain pass stages a layer's alone."""
     target = tiny.as_loaded("qwen3_5", "float32", **_REAL)
     assert target.native is not None
-    cache, found = target.allocate(1), []
+    cache = target.allocate(1)
+    found = []
     states = cache.states
     assert isinstance(states, NativeStates)
     target.prefill_chunk(cache, range(1), [[3, 4, 5]], ())
@@ -473,7 +481,8 @@ def test_the_same_holds_with_many_threads(name: str, monkeypatch: pytest.MonkeyP
 
 
 def check_bits(target: Target) -> None:
-    tree, paths = draft(), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
+    tree = draft()
+    paths = [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
     cache, roots = filled(target)
     verified = target.verify(cache, range(4), roots, tree, ())
     cache.commit(range(4), paths)

@@ -20,7 +20,8 @@ class Choosing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.router, self.experts = nn.Linear(INPUTS, 2), nn.ModuleList(nn.Linear(INPUTS, INPUTS) for _ in range(2))
+        self.router = nn.Linear(INPUTS, 2)
+        self.experts = nn.ModuleList(nn.Linear(INPUTS, INPUTS) for _ in range(2))
 
     def forward(self, x: Tensor, turned: bool = False) -> Tensor:
         first = (self.router(x).diff() < 0) ^ turned
@@ -36,7 +37,8 @@ def _without_gradients() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_in_the_worst_order_is_rounding_and_a_factor_is_not(dtype: torch.dtype) -> None:
-    product, x = nn.Linear(INPUTS, 32).to(dtype), torch.randn(TOKENS, INPUTS).to(dtype)
+    product = nn.Linear(INPUTS, 32).to(dtype)
+    x = torch.randn(TOKENS, INPUTS).to(dtype)
     chain = torch.zeros(TOKENS, 32)
     for i in range(INPUTS):
         chain += x[:, i : i + 1].float() * product.weight[:, i].float()
@@ -48,7 +50,8 @@ def test_a_sum_in_the_worst_order_is_rounding_and_a_factor_is_not(dtype: torch.d
 
 
 def test_what_large_weights_make_of_a_rounding_is_allowed() -> None:
-    first, x = nn.Linear(INPUTS, INPUTS), torch.randn(TOKENS, INPUTS)
+    first = nn.Linear(INPUTS, INPUTS)
+    x = torch.randn(TOKENS, INPUTS)
     second = nn.Linear(INPUTS, INPUTS)
     second.weight *= 1000.0
     both = nn.Sequential(first, nn.Softmax(dim=1), second)
@@ -58,7 +61,8 @@ def test_what_large_weights_make_of_a_rounding_is_allowed() -> None:
 
 
 def test_experts_may_be_others_at_a_near_tie_only() -> None:
-    model, x = Choosing(), torch.randn(TOKENS, INPUTS)
+    model = Choosing()
+    x = torch.randn(TOKENS, INPUTS)
     axis = model.router.weight[1] - model.router.weight[0]
     shift = model.router(x).diff() / axis.square().sum()
     near = x - shift * axis * (1 - 1e-6)  # the router's scores all but agree
@@ -68,7 +72,8 @@ def test_experts_may_be_others_at_a_near_tie_only() -> None:
 
 
 def test_nothing_is_moved_afterwards() -> None:
-    model, x = Choosing(), torch.randn(TOKENS, INPUTS)
+    model = Choosing()
+    x = torch.randn(TOKENS, INPUTS)
     before = model(x)
     with moved_by_roundings(model, torch.float32):
         assert not model(x).equal(before)

@@ -85,7 +85,8 @@ class SlotMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        slot, length = data.draw(st.integers(0, len(self.model) - 1)), data.draw(st.integers(0, 20))
+        slot = data.draw(st.integers(0, len(self.model) - 1))
+        length = data.draw(st.integers(0, 20))
         self.cache.truncate(slot, length)
         del self.model[slot][length:]
 
@@ -94,7 +95,8 @@ class SlotMachine(RuleBasedStateMachine):
         if len(self.model) > 1:
             source, target = data.draw(st.permutations(range(len(self.model))))[:2]
             self.cache.move(source, target)
-            self.model[target], self.model[source] = self.model[source], []
+            self.model[target] = self.model[source]
+            self.model[source] = []
 
     @rule(columns=st.integers(0, 40))
     def reserve(self, columns: int) -> None:
@@ -223,7 +225,8 @@ def test_growth_keeps_what_is_staged() -> None:
     """A draft stages level after level; the cache may have to grow between two of them."""
     shape = KVShape(1, 2)
     cache = SlotCache([(shape, shape)], 1, torch.float32, torch.device("cpu"), capacity=4)
-    first, second = torch.randn(1, 1, 4, 2), torch.randn(1, 1, 3, 2)
+    first = torch.randn(1, 1, 4, 2)
+    second = torch.randn(1, 1, 3, 2)
     cache.write(0, first, first, cache.staging(range(1), 4))
     cache.reserve(7, 4)
     keys, values = cache.write(0, second, second, cache.staging(range(1), 3, 4))
@@ -234,7 +237,9 @@ def test_growth_keeps_what_is_staged() -> None:
 @pytest.mark.skipif(dense_columns(CPU) is None, reason="rows have no pages of their own here")
 def test_an_emptied_slot_of_a_wide_cache_gives_its_pages_back() -> None:
     """Those of its neighbours are untouched, and a slot that a sequence was moved out of gives its own back too."""
-    shape, columns = KVShape(2, 16), dense_columns(CPU) * 2  # type: ignore[operator]
+    # type: ignore[operator]
+    shape = KVShape(2, 16)
+    columns = dense_columns(CPU) * 2
     cache = SlotCache([(shape, shape)] * 3, 3, torch.float32, CPU, columns)
     ones = torch.ones(3, shape.heads, columns - 1, shape.size)
     before = resident()

@@ -55,9 +55,14 @@ class Scripted:
 
     def __init__(self, gaps: Tensor, noise: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:  # [trials, 4], [trials]
         self.native: object = None
-        self.ragged, self.dtype, self.layers = False, torch.float32, torch.nn.ModuleList()
+        self.ragged = False
+        self.dtype = torch.float32
+        self.layers = torch.nn.ModuleList()
         self.model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
-        self.gaps, self.noise, self.moves, self.run = gaps, noise, False, Counter[str]()
+        self.gaps = gaps
+        self.noise = noise
+        self.moves = False
+        self.run = Counter[str]()
         monkeypatch.setattr(trials, "first_tokens", lambda _: [*range(len(gaps))])
         monkeypatch.setattr(trials, "moved_by_roundings", self.moved)
         monkeypatch.setattr(trials, "_trial", self.trial)
@@ -81,7 +86,8 @@ class Scripted:
 @pytest.mark.parametrize("count", [1, 8])
 def test_verdicts_are_those_of_all_trials(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule in one line, with the noise of all of them; and what is refused once doesn't spoil the next verdict."""
-    draw, seen = torch.Generator().manual_seed(0), Counter[bool]()
+    draw = torch.Generator().manual_seed(0)
+    seen = Counter[bool]()
     for _ in range(400):
         noise = 1e-3 * torch.rand(count, generator=draw)
         gaps = 5e-3 * torch.rand(2, count, 4, generator=draw) ** torch.rand(1, generator=draw).mul(2)
@@ -115,7 +121,8 @@ def test_passes_that_agree_are_tried_half_as_often(monkeypatch: pytest.MonkeyPat
 
 def test_own_passes_run_without_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later trials, too, compare with the attention and the modules that the model had at first."""
-    seen, whole = Counter[tuple[bool, bool, str]](), trials._trial
+    seen = Counter[tuple[bool, bool, str]]()
+    whole = trials._trial
 
     def noted(target: Target, cache: Any, first: int) -> Tensor:
         seen[target.native is not None, target.ragged, target.model.config._attn_implementation] += 1

@@ -22,7 +22,8 @@ class Parrot:
     """An engine that answers `yes`, takes at most `room` tokens, and finishes the last request first."""
 
     def __init__(self, room: int = 10_000) -> None:
-        self.room, self.tokenizer = room, tokenizer()
+        self.room = room
+        self.tokenizer = tokenizer()
         self.calls: list[list[Request]] = []
 
     def check(self, request: Request) -> None:
@@ -85,8 +86,10 @@ def test_a_prompt_is_what_a_user_says_unless_it_is_raw() -> None:
 
 
 def test_without_a_chat_template_or_tokenizer() -> None:
-    bare, none = Parrot(), Parrot()
-    bare.tokenizer, none.tokenizer = copy(tokenizer()), None
+    bare = Parrot()
+    none = Parrot()
+    bare.tokenizer = copy(tokenizer())
+    none.tokenizer = None
     bare.tokenizer.chat_template = None
     (text,) = answer(bare, PromptRow("a", "f:1", prompt="x"))
     assert prompts(text) == [encode_text(tokenizer(), "x")]

@@ -131,7 +131,8 @@ def test_a_stop_inside_an_accepted_path_does_not_leak_into_the_next_turn() -> No
 def test_conversations_share_an_engine(prefilled: list[int]) -> None:
     """And its other requests run beside their turns."""
     run = Engine(tiny.target("olmo3"), None, engine("chain:4").speculation, batch_size=2)
-    first, second = Conversation(run), Conversation(run)
+    first = Conversation(run)
+    second = Conversation(run)
     prompt, other = tiny.prompts(40, 30)
     alone = ask(Conversation(engine(None)), prompt)
     aside = run.stream([Request(tuple(other), SamplingParams(max_tokens=10))])

@@ -42,7 +42,9 @@ def test_each_family_is_known_by_its_marks(form: str) -> None:
 
 def test_a_tokenizer_s_own_names_come_first() -> None:
     made = knowing(*QWEN, "<A>", "<B>", "<C>")
-    made.prefix_token, made.suffix_token, made.middle_token = "<A>", "<B>", "<C>"
+    made.prefix_token = "<A>"
+    made.suffix_token = "<B>"
+    made.middle_token = "<C>"
     assert text_of(made, encode_fill(made, fill_format(made), "a", "b")) == "<A>a<B>b<C>"
 
 

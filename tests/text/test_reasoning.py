@@ -26,7 +26,9 @@ from eyas.text.template import encode_chat
 from ..data.templates import templated
 from ..pairs import tokenizer
 
-QWEN, MISTRAL, HARMONY = PARSERS["qwen3"], PARSERS["mistral"], PARSERS["gpt_oss"]
+QWEN = PARSERS["qwen3"]
+MISTRAL = PARSERS["mistral"]
+HARMONY = PARSERS["gpt_oss"]
 GRANITE, GEMMA = PARSERS["granite"], PARSERS["gemma4"]
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"
 CALL = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
@@ -34,7 +36,9 @@ CALL = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
 
 def split(marks: ReasoningMarks, text: str, sizes: list[int] | None = None, **options: Any) -> list[Piece]:
     """The pieces, if the text comes in pieces of these sizes. Together they are the whole text, marks left out."""
-    splitter, pieces, at = ThoughtSplitter(marks, **options), list[Piece](), 0
+    splitter = ThoughtSplitter(marks, **options)
+    pieces = list[Piece]()
+    at = 0
     for size in [*(sizes or ()), len(text)]:
         pieces += splitter.feed(text[at : at + size])
         at += size

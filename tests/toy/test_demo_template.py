@@ -52,7 +52,8 @@ ASKED = {"role": "user", "content": "How will the weather in Bern be for three d
 
 @pytest.mark.parametrize("turns", PLAIN)
 def test_plain_chats_are_the_tokens_that_the_pair_was_trained_on(turns: list[tuple[str, str]]) -> None:
-    now, then = load_tokenizer(TOY_TARGET), load_tokenizer(TOY_TARGET, TRAINED_ON)
+    now = load_tokenizer(TOY_TARGET)
+    then = load_tokenizer(TOY_TARGET, TRAINED_ON)
     messages: list[Any] = [Message(role=role, content=content) for role, content in turns]  # type: ignore[arg-type]
     assert encode_chat(now, messages) == encode_chat(then, messages)
     plain = [message.for_template() for message in messages]

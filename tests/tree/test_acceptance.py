@@ -118,7 +118,8 @@ def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list
 
 def grown(spec: TreeSpec) -> DraftTree:
     """Two rows' trees of a timid drafter: children of every node are the tokens 0, 1, 2, none of them likely."""
-    growth, width = spec.start(2, torch.device("cpu")), 1
+    growth = spec.start(2, torch.device("cpu"))
+    width = 1
     steps = torch.tensor([0.3, 0.25, 0.2]).log()
     while (frontier := growth.expand(steps.expand(2, width, 3), torch.arange(3).expand(2, width, 3))) is not None:
         width = frontier.tokens.shape[1]
@@ -136,7 +137,9 @@ def first_children(tree: DraftTree, row: int) -> list[int]:
 
 def test_what_is_accepted_more_often_than_its_probability_says_makes_longer_paths() -> None:
     """A greedy row's first guess is always right; the sampled one's never is."""
-    shape, values, groups = SharedTree(3, 3, 6, 3), LearntValues(), (0, 1)
+    shape = SharedTree(3, 3, 6, 3)
+    values = LearntValues()
+    groups = (0, 1)
     before = grown(shape.valued(values.table, groups))
     assert before.depth.max() == 1
     for _ in range(40):
@@ -152,7 +155,8 @@ def test_what_is_accepted_more_often_than_its_probability_says_makes_longer_path
 def test_copies_are_graded_by_what_follows_even_if_they_were_not_verified() -> None:
     """[1, 2, 3] and [1, 9] were found; 1 and 2 followed, then something else."""
     acceptance = Acceptance(GROUPS * len(Source))
-    p, q = math.log(0.7), math.log(0.2)
+    p = math.log(0.7)
+    q = math.log(0.2)
     found = Proposal([1, 2, 3, 9], [-1, 0, 1, 0], [p, p, p, q])
     acceptance.learn_copies([graded(found, [1, 2, 8]), graded(Proposal(), [4])], np.array([0, 1]))
     offered, accepted = acceptance.counts

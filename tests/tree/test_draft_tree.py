@@ -15,7 +15,8 @@ from eyas.tree.draft_tree import ancestor_mask
 @st.composite
 def parent_lists(draw: st.DrawFn) -> list[list[int]]:
     """Parents of up to 3 trees of one size; deep chains are likely."""
-    rows, nodes = draw(st.integers(1, 3)), draw(st.integers(0, 12))
+    rows = draw(st.integers(1, 3))
+    nodes = draw(st.integers(0, 12))
     near = draw(st.booleans())
     return [[draw(st.integers(max(-1, i - 2) if near else -1, i - 1)) for i in range(nodes)] for _ in range(rows)]
 

@@ -68,7 +68,9 @@ class Lazy(dict[int, list[float]]):
 
     def __init__(self, seed: int, top_k: int, grid: tuple[float, ...] | None) -> None:
         super().__init__()
-        self.seed, self.top_k, self.grid = seed, top_k, grid
+        self.seed = seed
+        self.top_k = top_k
+        self.grid = grid
 
     def __missing__(self, token: int) -> list[float]:
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + token)
@@ -121,7 +123,8 @@ def check_shape(spec: DynamicTree, tree: DraftTree) -> None:
     """Parents first, no deeper than promised, as many nodes as there are candidates for."""
     candidates, width = 0, 1
     for _ in range(spec.depth):
-        candidates, width = candidates + width * spec.top_k, min(spec.top_k, width * spec.top_k)
+        candidates = candidates + width * spec.top_k
+        width = min(spec.top_k, width * spec.top_k)
     assert tree.size == min(spec.nodes, candidates)
     assert (tree.parents < torch.arange(tree.size)).all()
     assert (tree.parents >= -1).all()
@@ -183,7 +186,8 @@ def test_growing_costs_the_same_number_of_operations_for_any_width() -> None:
     def operations(top_k: int, nodes: int) -> int:
         spec = parse_tree(f"dynamic:4,{top_k},{nodes}")
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            growth, width = spec.start(2, CPU), 1
+            growth = spec.start(2, CPU)
+            width = 1
             while (
                 grown := growth.expand(-torch.rand(2, width, top_k), torch.zeros(2, width, top_k).long())
             ) is not None:

@@ -86,7 +86,8 @@ def test_a_small_tree_holds_nothing_else(text: str, rows: list[Proposal]) -> Non
     tree = grow(parse_tree(text), rows, CPU)
     counted = 0
     for row, proposal in enumerate(rows):
-        found, known = paths(tree, row), proposed(proposal)
+        found = paths(tree, row)
+        known = proposed(proposal)
         assert found <= set(known)
         assert all(path[:-1] in found for path in found if len(path) > 1)
         counted += len(found)
@@ -121,7 +122,8 @@ TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05,
 def test_candidates_all_at_once_are_those_of_every_level(spec: TreeSpec, rows: list[Proposal]) -> None:
     levels = [row.levels(spec.depth) for row in rows]
     assert max(len(nodes) for row in levels for nodes in row) <= spec.beam
-    slow, fast = proposal_module._grown(spec, rows), proposal_module._all_at_once(spec, rows, levels)
+    slow = proposal_module._grown(spec, rows)
+    fast = proposal_module._all_at_once(spec, rows, levels)
     for tree in (fast, grow(spec, rows, CPU)):
         for row, proposal in enumerate(rows):
             known = proposed(proposal)

@@ -40,7 +40,9 @@ class Text:
     """Random log-probabilities of children, the same for the same seed; a token id encodes its whole path."""
 
     def __init__(self, seed: int, width: int, grid: tuple[float, ...] | None) -> None:
-        self.seed, self.width, self.grid = seed, width, grid
+        self.seed = seed
+        self.width = width
+        self.grid = grid
 
     def children(self, token: int) -> list[float]:
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + token % 999_983)
@@ -87,8 +89,10 @@ def candidates(
                 if table is not None:
                     worths = table.look_up(steps.view(1, 1, -1), torch.tensor([groups[row]])).flatten()
                 for rank, (step, worth) in enumerate(zip(steps, worths, strict=True)):
-                    at, token = len(here) + len(level), text.child(above.token, rank)
-                    score, value = float(torch.tensor(above.score) + step), float(torch.tensor(above.worth) + worth)
+                    at = len(here) + len(level)
+                    token = text.child(above.token, rank)
+                    score = float(torch.tensor(above.score) + step)
+                    value = float(torch.tensor(above.worth) + worth)
                     level.append(Node(row, at, depth, score, value, above.at, token))
             here += level
             beam = sorted(level, key=lambda node: -node.worth)[: spec.width]

@@ -29,7 +29,9 @@ def test_accepted_forms() -> None:
 def test_a_round_takes_no_more_columns_than_it_says(name: str) -> None:
     """Those of the tree in the target's cache, and those of the guesses that the drafter runs in its own."""
     spec = parse_tree(name)
-    growth, width, guesses = spec.start(1, torch.device("cpu")), 1, 0
+    growth = spec.start(1, torch.device("cpu"))
+    width = 1
+    guesses = 0
     while True:
         tokens = torch.arange(width * growth.fanout).view(1, width, growth.fanout)
         frontier = growth.expand(torch.zeros(tokens.shape), tokens)

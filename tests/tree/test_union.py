@@ -56,7 +56,9 @@ def pairs(draw: st.DrawFn) -> Pair:
 
 
 def _best(proposal: Proposal) -> list[int]:
-    node, found, children = -1, [], proposal.children()
+    node = -1
+    found = []
+    children = proposal.children()
     while children[node + 1]:
         node = children[node + 1][0]
         found.append(proposal.tokens[node])
@@ -124,7 +126,8 @@ def test_a_union_holds_what_either_has_and_nothing_else(text: str, pair: Pair) -
     tree = unite(spec, network, found, None, pair.groups)
     assert int(tree.valid.sum()) == tree.counted
     for row in range(len(pair.found)):
-        drafted, copied = paths(network, row) if network.size else set(), paths(found, row)
+        drafted = paths(network, row) if network.size else set()
+        copied = paths(found, row)
         parents = {path[:-1] for path in drafted}
         alone = copied - drafted
         disputed = {path for path in alone if path[:-1] in parents}
@@ -178,7 +181,8 @@ def table(network: float, lookup: float, both: float) -> ValueTable:
     return ValueTable(values)
 
 
-DRAFTED, COPIED = Proposal.chain([1, 2, 3], [math.log(0.9)] * 3), Proposal.chain([1, 7, 8, 9], [math.log(0.5)] * 4)
+DRAFTED = Proposal.chain([1, 2, 3], [math.log(0.9)] * 3)
+COPIED = Proposal.chain([1, 7, 8, 9], [math.log(0.5)] * 4)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,8 @@ def test_values_multiply_along_paths_and_never_rise() -> None:
 
 def test_found_tokens_are_expected_by_what_found_ones_were_worth() -> None:
     branching = Proposal([5, 6, 7, 8], [-1, 0, 1, -1], [-0.1] * 4)
-    found, values = found_tree([branching, Proposal()], False), table(0.9, 0.5, 0.9)
+    found = found_tree([branching, Proposal()], False)
+    values = table(0.9, 0.5, 0.9)
     groups = torch.zeros(2, dtype=torch.int64)
     first, empty = expected_levels(found, values, groups)
     assert first == pytest.approx([min(1.0, 0.5 + float(values.values[2, 1].max())), 0.25, 0.125], rel=1e-3)

@@ -17,7 +17,8 @@ STEPS = st.lists(st.sampled_from((0.0, 0.1, 0.2, 0.4)), min_size=9, max_size=9)
 def profit(values: list[list[float]], counts: tuple[int, ...], prices: np.ndarray, padding: np.ndarray) -> float:
     """Value less price of verifying the `counts` best candidates of each row."""
     brought = sum(sum(sorted(row, reverse=True)[:count]) for row, count in zip(values, counts, strict=True))
-    nodes, padded = sum(counts), len(counts) * max(counts) - sum(counts)
+    nodes = sum(counts)
+    padded = len(counts) * max(counts) - sum(counts)
     return brought - float(np.append(0.0, prices)[nodes]) - float(np.append(0.0, padding)[padded])
 
 
@@ -25,7 +26,8 @@ def profit(values: list[list[float]], counts: tuple[int, ...], prices: np.ndarra
 def test_no_other_number_of_nodes_a_row_pays_more(
     values: list[list[float]], steps: list[float], padding_steps: list[float]
 ) -> None:
-    prices, padding = np.cumsum(steps), np.cumsum(padding_steps)
+    prices = np.cumsum(steps)
+    padding = np.cumsum(padding_steps)
     per_row, nodes = most_profitable(np.array(values), tuple(prices), tuple(padding))
     ranked = sorted((value, row) for row, each in enumerate(values) for value in sorted(each, reverse=True)[:per_row])
     kept = [row for _, row in ranked[len(ranked) - nodes :]]
@@ -59,7 +61,8 @@ def test_padding_that_costs_more_than_it_brings_is_avoided() -> None:
 def test_a_round_that_makes_more_than_its_price_is_worth_its_own_rate(
     values: list[list[float]], steps: list[float], alone: float
 ) -> None:
-    prices, rows = np.cumsum(steps), len(values)
+    prices = np.cumsum(steps)
+    rows = len(values)
     offered = sorted((value for row in values for value in row if value > 0.0), reverse=True)
     totals = np.append(0.0, np.cumsum(offered))
     speeds = (rows + totals) / (alone + np.append(0.0, prices)[: len(totals)])

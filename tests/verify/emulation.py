@@ -45,7 +45,9 @@ class TableModel:
 def draft(drafter: TableModel, state: Tensor, spec: TreeSpec, coupling: Coupling) -> DraftTree:
     """The drafter's tree below `state` [B]."""
     growth = spec.start(len(state), CPU)
-    frontier, steps = state.unsqueeze(1), 0  # [B, W]
+    # [B, W]
+    frontier = state.unsqueeze(1)
+    steps = 0
     while True:
         rank = coupling.rank(drafter.table[frontier], steps, None)
         grown = growth.expand(*rank.topk(growth.fanout))
@@ -96,7 +98,8 @@ def generate(
         done = done + count
         last = result.accepted.unsqueeze(1)
         state = TableModel.after(states.gather(1, result.path.gather(1, last)), result.tokens.gather(1, last))[:, 0]
-        emitted, rounds = emitted + int(count.sum()), rounds + rows
+        emitted = emitted + int(count.sum())
+        rounds = rounds + rows
     return out[:, :length], emitted / rounds
 
 
@@ -126,7 +129,8 @@ def exact_distribution(target: TableModel, params: SamplingParams, length: int) 
     vocab_size = target.table.shape[1]
     result = []
     for answer in itertools.product(range(vocab_size), repeat=length):
-        state, p = torch.tensor(0), 1.0
+        state = torch.tensor(0)
+        p = 1.0
         for token in answer:
             p *= float(probs[state, token])
             state = target.after(state, torch.tensor(token))

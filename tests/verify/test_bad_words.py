@@ -32,11 +32,13 @@ def by_transformers(words: tuple[tuple[int, ...], ...], answer: list[int], logit
 
 @given(st.lists(WORDS, min_size=1, max_size=3), st.integers(0, 2**31))
 def test_equals_transformers_along_paths_commits_and_moves(words: list[tuple[tuple[int, ...], ...]], seed: int) -> None:
-    rows, generator = len(words), torch.Generator().manual_seed(seed)
+    rows = len(words)
+    generator = torch.Generator().manual_seed(seed)
     sampler = admit_all([SamplingParams(bad_words_ids=each) for each in words], VOCAB)
     answers: list[list[int]] = [[] for _ in words]
     for _ in range(5):
-        path, ahead = sampler.path(range(rows), steps=3), [list(answer) for answer in answers]
+        path = sampler.path(range(rows), steps=3)
+        ahead = [list(answer) for answer in answers]
         chosen = torch.randint(VOCAB, (rows, 3), generator=generator)
         for step in range(3):
             logits = torch.randn(rows, VOCAB, generator=generator)
@@ -71,7 +73,8 @@ def bad(answer: list[int]) -> tuple[tuple[int, ...], ...]:
 @pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,4,12", 4)])
 def test_speculation_changes_nothing_and_the_words_stay_out(tree: str, batch: int, temperature: float) -> None:
     """The oracle drafts what would come without bad words, so they are drafted and have to be refused."""
-    target, prompts = tiny.target("qwen3"), tiny.prompts(13, 1, 20, 5)
+    target = tiny.target("qwen3")
+    prompts = tiny.prompts(13, 1, 20, 5)
     params = [SamplingParams(max_tokens=14, seed=i, temperature=temperature) for i in range(4)]
     free = [
         done.token_ids

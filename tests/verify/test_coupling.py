@@ -19,7 +19,8 @@ def logits_of(width: int) -> torch.Tensor:
 def test_a_perfect_drafter_proposes_what_will_be_sampled() -> None:
     sampler = admit_all(PARAMS, VOCAB)
     sampler.commit(range(3), torch.zeros(3, 4, dtype=torch.int64), torch.tensor([1, 4, 2]))
-    coupling, path = sampler.coupling(range(3), enabled=True), sampler.path(range(3))
+    coupling = sampler.coupling(range(3), enabled=True)
+    path = sampler.path(range(3))
     logits = logits_of(4)
     for step in range(4):
         tokens = path.sample(logits[:, step])
@@ -40,7 +41,8 @@ def test_values() -> None:
 def test_a_draft_vocabulary_gets_the_noise_of_its_target_ids() -> None:
     sampler = admit_all(PARAMS, VOCAB)
     ids = torch.tensor([29, 3, 4, 17])
-    coupling, logits = sampler.coupling(range(3), enabled=True), logits_of(1)
+    coupling = sampler.coupling(range(3), enabled=True)
+    logits = logits_of(1)
     whole = coupling.rank(logits, 2, None)[..., ids].log_softmax(-1)
     assert torch.allclose(coupling.rank(logits[..., ids], 2, ids), whole, atol=1e-5)
 

@@ -15,7 +15,10 @@ from eyas.verify import Sampler, SeededWalk, TypicalWalk, WalkRule
 
 from .emulation import TableModel, admit_all, exact_distribution, generate, p_value, restart
 
-VOCAB, LENGTH, BATCH, BATCHES = 8, 3, 4000, 9
+VOCAB = 8
+LENGTH = 3
+BATCH = 4000
+BATCHES = 9
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9)
 TARGET = TableModel.random(VOCAB, seed=1)
 DRAFTER = TARGET.disagreeing(seed=2)

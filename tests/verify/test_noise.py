@@ -59,7 +59,8 @@ def test_golden_values(key: tuple[int, int, int]) -> None:
 
 
 def test_a_value_does_not_depend_on_the_shape_it_is_made_in() -> None:
-    seeds, positions = torch.tensor([3, 4, 5]), torch.tensor([[7, 8], [1, 2], [9, 9]])
+    seeds = torch.tensor([3, 4, 5])
+    positions = torch.tensor([[7, 8], [1, 2], [9, 9]])
     ids = torch.arange(1000)
     block = gumbel(seeds, positions, ids)
     assert block.shape == (3, 2, 1000)
@@ -84,5 +85,6 @@ def test_neighbours_are_uncorrelated() -> None:
     noise = gumbel(torch.arange(100), torch.arange(40).expand(100, -1), torch.arange(40)).double()
     for axis in range(3):
         size = noise.shape[axis]
-        here, there = noise.narrow(axis, 0, size - 1).flatten(), noise.narrow(axis, 1, size - 1).flatten()
+        here = noise.narrow(axis, 0, size - 1).flatten()
+        there = noise.narrow(axis, 1, size - 1).flatten()
         assert abs(float(torch.corrcoef(torch.stack((here, there)))[0, 1])) < 4 / math.sqrt(len(here))

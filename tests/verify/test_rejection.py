@@ -15,7 +15,9 @@ from eyas.verify import RejectionWalk, SeededWalk
 from .. import tiny
 from .emulation import TableModel, admit_all, exact_distribution, generate, p_value, restart
 
-VOCAB, LENGTH, BATCH = 8, 3, 20_000
+VOCAB = 8
+LENGTH = 3
+BATCH = 20_000
 TARGET = TableModel.random(VOCAB, seed=1)
 DRAFTER = TARGET.disagreeing(seed=2)
 SETTINGS = [
@@ -29,7 +31,9 @@ CHAIN = parse_tree("chain:2")
 @pytest.mark.parametrize("params", tiny.sample(SETTINGS), ids=["plain", "top-p", "top-k"])
 def test_answers_have_the_exact_distribution(params: SamplingParams) -> None:
     """200,000 draws of three tokens out of eight."""
-    sampler, answers, lengths = admit_all([params] * BATCH, VOCAB), [], []
+    sampler = admit_all([params] * BATCH, VOCAB)
+    answers = []
+    lengths = []
     for batch in range(10):
         restart(sampler, torch.arange(BATCH) + batch * BATCH)
         found, accept_length = generate(sampler, RejectionWalk(), TARGET, LENGTH, DRAFTER, CHAIN)

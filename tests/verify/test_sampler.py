@@ -38,12 +38,15 @@ ANY = st.builds(
 def test_a_row_does_not_depend_on_its_neighbours(params: list[SamplingParams], seed: int) -> None:
     rows = len(params)
     generator = torch.Generator().manual_seed(seed)
-    together, alone = admit_all(params, VOCAB), [admit_all([each], VOCAB) for each in params]
+    together = admit_all(params, VOCAB)
+    alone = [admit_all([each], VOCAB) for each in params]
     for _ in range(2):
-        path, paths = together.path(range(rows), steps=2), [each.path(range(1)) for each in alone]
+        path = together.path(range(rows), steps=2)
+        paths = [each.path(range(1)) for each in alone]
         for _ in range(2):
             logits = 2 * torch.randn(rows, VOCAB, generator=generator)
-            warped, tokens = path.warped(logits), path.sample(logits)
+            warped = path.warped(logits)
+            tokens = path.sample(logits)
             for row, single in enumerate(paths):
                 assert torch.equal(warped[row : row + 1], single.warped(logits[row : row + 1]))
                 assert torch.equal(tokens[row : row + 1], single.sample(logits[row : row + 1]))
@@ -96,7 +99,8 @@ def test_seeds_and_positions_change_the_sample() -> None:
 
 def test_noise_made_ahead_is_the_noise_made_one_by_one() -> None:
     params = [SamplingParams(temperature=1.0, seed=5)] * 2
-    ahead, single = admit_all(params, VOCAB).path(range(2), steps=5), admit_all(params, VOCAB).path(range(2))
+    ahead = admit_all(params, VOCAB).path(range(2), steps=5)
+    single = admit_all(params, VOCAB).path(range(2))
     logits = torch.zeros(2, VOCAB)
     for step in range(7):
         if step not in (1, 5):  # sampling may skip a step

@@ -26,7 +26,8 @@ def random_tree(rows: int, nodes: int, generator: torch.Generator) -> DraftTree:
     for row in range(rows):
         names: set[tuple[int, int]] = set()
         for node in range(nodes):
-            parent, token = int(parents[row, node]), int(tokens[row, node])
+            parent = int(parents[row, node])
+            token = int(tokens[row, node])
             if (parent, token) in names or (parent >= 0 and not valid[row, parent]):
                 valid[row, node] = False
             if valid[row, node]:
@@ -35,7 +36,9 @@ def random_tree(rows: int, nodes: int, generator: torch.Generator) -> DraftTree:
 
 
 def walk_by_hand(logits: Tensor, tree: DraftTree, row: int, params: SamplingParams) -> tuple[list[int], list[int]]:
-    at, tokens, path = 0, [], []
+    at = 0
+    tokens = []
+    path = []
     while True:
         scores = logits[row, at]
         if params.temperature:
@@ -85,10 +88,8 @@ def test_walks_on_the_host_are_those_of_a_device(
     logits = logits.round() if ties else logits
     params = [SamplingParams(temperature=temperature, frequency_penalty=penalty, seed=seed + row) for row in range(3)]
     sampler = admit_all(params, VOCAB)
-    on_host, on_device = (
-        SeededWalk()(NodeLogits.of(logits), tree, sampler, range(3)),
-        _device_walk(NodeLogits.of(logits), tree, sampler, range(3)),
-    )
+    on_host = SeededWalk()(NodeLogits.of(logits), tree, sampler, range(3))
+    on_device = _device_walk(NodeLogits.of(logits), tree, sampler, range(3))
     assert on_host.fetched == on_host.table.tolist()
     assert torch.equal(on_host.table, on_device.table)
 
@@ -105,7 +106,8 @@ def test_a_bare_root_is_plain_decoding(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-3])
 def test_of_twins_the_first_is_taken(temperature: float) -> None:
-    tokens, parents = torch.tensor([[2, 2, 1]]), torch.tensor([[-1, -1, 1]])
+    tokens = torch.tensor([[2, 2, 1]])
+    parents = torch.tensor([[-1, -1, 1]])
     tree = DraftTree(tokens, parents, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), 2)
     logits = torch.eye(VOCAB)[torch.tensor([2, 1, 1, 0])].unsqueeze(0)
     result = SeededWalk()(

@@ -118,7 +118,8 @@ def clear(parts: Collection[str] = (), unused_for: float = 0.0) -> int:
     known = {*PARTS, *(folder.name for folder in _folders())}
     if unknown := sorted(set(parts) - known):
         raise UsageError(f"the cache has no part {unknown[0]}: it has {', '.join(sorted(known))}")
-    freed, before = 0, time.time() - unused_for
+    freed = 0
+    before = time.time() - unused_for
     for folder in _folders():
         for entry in folder.iterdir() if not parts or folder.name in parts else ():
             with suppress(FileNotFoundError):  # another process has removed it

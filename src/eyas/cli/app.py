@@ -70,7 +70,8 @@ def command_of(name: str, found: Verb | ModuleType) -> Any:
         alone = _typer(name, "")
         add_verb(alone, name, found)
         return typer.main.get_command(alone)
-    verbs, default = dict(found.VERBS), getattr(found, "DEFAULT", None)
+    verbs = dict(found.VERBS)
+    default = getattr(found, "DEFAULT", None)
     if default is not None:  # the first, for `DefaultGroup`
         verbs = {default: verbs[default], **verbs}
     part = _typer(name, (found.__doc__ or "").strip())

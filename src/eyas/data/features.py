@@ -57,7 +57,8 @@ def taught(loss_mask: Tensor) -> Tensor:
 
 def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> FeatureBatch:
     """Run the target over a batch with teacher forcing and collect its states."""
-    tokens, lengths = batch.tokens.to(target.device), batch.lengths.to(target.device)
+    tokens = batch.tokens.to(target.device)
+    lengths = batch.lengths.to(target.device)
     mask = batch.loss_mask.to(target.device)
     traced = target.trace(tokens, lengths, taps)
     padding = torch.arange(tokens.shape[1], device=target.device) >= lengths.unsqueeze(1)
@@ -86,7 +87,9 @@ class OnlineSource:
 
     def __init__(self, target: Target, batches: ChatBatches, taps: Sequence[int]) -> None:
         target.check_taps(taps)
-        self._target, self._batches, self._taps = target, batches, tuple(taps)
+        self._target = target
+        self._batches = batches
+        self._taps = tuple(taps)
 
     def __call__(self, number: int) -> FeatureBatch:
         return trace_members(self._target, self._batches, self._batches.members(number), self._taps)

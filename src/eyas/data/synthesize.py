@@ -195,9 +195,12 @@ def synthesize(
     if rule.languages:
         _identifier()  # a missing package is reported before the work
     with Journal(output.with_name(output.name + ".journal"), rule.settings() | answerer.settings) as journal:
-        tally, begun, goal = RegenerationProgress(rule.chats), 0, rule.chats
+        tally = RegenerationProgress(rule.chats)
+        begun = 0
+        goal = rule.chats
         chats: list[Chat] = []
-        summary, checks = SynthesisSummary(), list(_checks(rule, chats))
+        summary = SynthesisSummary()
+        checks = list(_checks(rule, chats))
         while True:
             tally.total = goal
             tally.settled = begun
@@ -206,7 +209,8 @@ def synthesize(
                 _keep_if_good(made, checks, chats, summary, journal)
                 if len(chats) == rule.chats:
                     break
-            begun, summary.chats = goal, len(chats)
+            begun = goal
+            summary.chats = len(chats)
             if summary.chats == rule.chats or goal >= ATTEMPTS * rule.chats:
                 break
             lacking = (rule.chats - summary.chats) / max(summary.yield_rate, 0.1)

@@ -85,7 +85,8 @@ def examine(
     """Search for the best reading and judge it; the tensors of `reading` are on the target's device."""
     found = ReadingSearch(target, transcript, length, progress).run(reading)
     other_states = measure(found.reading, transcript.with_other_states(), target, length)
-    from_taps, chance = gain(found.measured, other_states), transcript.most_common_share
+    from_taps = gain(found.measured, other_states)
+    chance = transcript.most_common_share
     uneven = unevenness(found.reading)
     understands = from_taps.convincing(1, MIN_GAIN_FROM_TAPS) and found.measured.accepted[0] > chance
     verdict = judge(understands, uneven, bool(other_target), bool(found.adopted))
@@ -201,9 +202,12 @@ class Doctor:
         Raises CheckpointError, DrafterMismatchError, or RequestError if no prompt fits the target's context.
         """
         self._file = Reading.of(checkpoint, target)
-        self._provenance, self._doubts = checkpoint.provenance, checkpoint.report.doubts
-        self._target, self._tokenizer = target, tokenizer
-        self._length, self._max_tokens = comparable_length(self._file.config, length), max_tokens
+        self._provenance = checkpoint.provenance
+        self._doubts = checkpoint.report.doubts
+        self._target = target
+        self._tokenizer = tokenizer
+        self._length = comparable_length(self._file.config, length)
+        self._max_tokens = max_tokens
         self._prompts = encode_prompts(tokenizer, target.max_length)
 
     def diagnose(self, progress: Progress = lambda *_: None) -> Diagnosis:
@@ -231,7 +235,8 @@ class Doctor:
             return False
 
         def check(copy: Reading) -> None:
-            found, wanted = self._decode(copy.on(self._target)).stats, diagnosis.best.stats
+            found = self._decode(copy.on(self._target)).stats
+            wanted = diagnosis.best.stats
             if abs(found.accept_length - wanted.accept_length) > _SAME * wanted.accept_length:
                 raise ExportError(
                     f"the corrected copy drafts {found.accept_length:.2f} tokens per pass instead of "
@@ -266,7 +271,8 @@ def decode(
     drafter = drafter_of(reading.network(target), reading.taps)
     engine = Engine(target, tokenizer, Speculation(drafter, parse_tree(f"chain:{length}")), batch_size=len(prompts))
     params = SamplingParams(max_tokens=max_tokens)
-    stats, answers = Stats(), []
+    stats = Stats()
+    answers = []
     for completion in engine.generate([Request(prompt, params, chat=True) for prompt in prompts]):
         stats.merge(completion.stats)
         answers.append(list(completion.token_ids))

@@ -305,7 +305,8 @@ class Measurement:
 @torch.inference_mode()
 def measure(reading: Reading, transcript: Transcript, target: Target, length: int) -> Measurement:
     """Draft a chain of `length` tokens from every position of the answers, and compare it with the target."""
-    network, states = reading.network(target), transcript.states(reading.taps)
+    network = reading.network(target)
+    states = transcript.states(reading.taps)
     right, overlap = [], []
     with fast_linears(transcript.device):
         if isinstance(network, BlockNetwork):
@@ -402,7 +403,8 @@ def _accepted(hits: Tensor, there: Tensor, rows: ChainRows, transcript: Transcri
     known = torch.zeros_like(hit)
     for step in range(steps):
         start = (rows.answers - step)[there[step]]
-        hit[step, start], known[step, start] = hits[step][there[step]], True
+        hit[step, start] = hits[step][there[step]]
+        known[step, start] = True
     known = known & known[0]
     alive = hit.cumprod(0).bool() & known
     return tuple((alive.sum(1) / known.sum(1).clamp(min=1)).tolist())

@@ -121,7 +121,8 @@ def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
     config = reading.config
     if not isinstance(config, MaskedConfig):
         return
-    read, last = config.mask_token_id, config.vocab_size - 1
+    read = config.mask_token_id
+    last = config.vocab_size - 1
     found: dict[int, str] = {}
     for name in _SPECIAL:
         written = getattr(target.config, f"{name}_token_id", None)
@@ -180,7 +181,8 @@ def _readable(section: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _shown(section: Mapping[str, Any]) -> str:
-    kind, theta = section["rope_type"], f"theta {section['rope_theta']:g}"
+    kind = section["rope_type"]
+    theta = f"theta {section['rope_theta']:g}"
     return theta + (", unscaled" if kind == "default" else f", {kind} by {section.get('factor', 'its factors')}")
 
 
@@ -210,7 +212,8 @@ def _shared(part: str, names: Sequence[str]) -> Any:
 
 def vocabulary(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """`d2t` holds target ids that were read as offsets, or offsets that were read as target ids."""
-    d2t, config = reading.tensors["d2t"], reading.config
+    d2t = reading.tensors["d2t"]
+    config = reading.config
     if config.draft_vocab_size == config.vocab_size:
         return
     steps = torch.arange(len(d2t), device=d2t.device)
@@ -367,7 +370,9 @@ class ReadingSearch:
     """Searches the readings of one drafter on one transcript, with chains of `length` tokens."""
 
     def __init__(self, target: Target, transcript: Transcript, length: int, progress: Progress = lambda *_: None):
-        self._target, self._length, self._progress = target, length, progress
+        self._target = target
+        self._length = length
+        self._progress = progress
         self._whole = transcript
         self._part = transcript.every(PART) if len(transcript.tokens) >= 2 * PART else transcript
         self._given_up: set[tuple[str, str]] = set()

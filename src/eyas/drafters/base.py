@@ -244,7 +244,8 @@ class DeferredPairs:
         """Move the held pairs to their slots."""
         if not self._held:
             return
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         all_tokens, all_taps, all_pairs = zip(*held, strict=True)
         found: dict[int, list[int]] = defaultdict(list)
         for number, pairs in enumerate(all_pairs):
@@ -252,7 +253,8 @@ class DeferredPairs:
                 found[slot].append(number * all_tokens[0].numel() + index)
         order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
         tokens, taps = (torch.cat(parts).flatten(0, 1).index_select(0, order) for parts in (all_tokens, all_taps))
-        sorted_pairs, start = _Piece(tokens, taps), 0
+        sorted_pairs = _Piece(tokens, taps)
+        start = 0
         for slot, indices in found.items():
             self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))
             start += len(indices)
@@ -304,5 +306,7 @@ class DeferredPairs:
     def move(self, source: int, target: int) -> None:
         """Move a slot's pairs to another slot, replacing its own."""
         self._sort()
-        self._pieces[target], self._pieces[source] = self._pieces[source], []
-        self.lengths[target], self.lengths[source] = self.lengths[source], 0
+        self._pieces[target] = self._pieces[source]
+        self._pieces[source] = []
+        self.lengths[target] = self.lengths[source]
+        self.lengths[source] = 0

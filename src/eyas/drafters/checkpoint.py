@@ -166,7 +166,8 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
         for name, shape in expected.items()
         if name in found and found[name].shape != shape and name not in VOCABULARY_MAP
     ]
-    missing, extra = sorted(set(expected) - set(found) - VOCABULARY_MAP), sorted(set(found) - set(expected))
+    missing = sorted(set(expected) - set(found) - VOCABULARY_MAP)
+    extra = sorted(set(found) - set(expected))
     if missing or extra:
         wrong.insert(0, f"missing: {', '.join(missing) or 'none'}\n  extra: {', '.join(extra) or 'none'}")
     if wrong:
@@ -198,7 +199,8 @@ def check_numbers(tensors: Mapping[str, Tensor], where: str, whole: Collection[s
 
 def save_network(network: DraftNetwork, path: Path, provenance: Mapping[str, Any] | None = None) -> None:
     """Write a network as a drafter directory; config.json is written last, so a directory with one is complete."""
-    config, kind = network.config, kind_for(network.config)
+    config = network.config
+    kind = kind_for(network.config)
     with_map = kind.full_map or config.draft_vocab_size < config.vocab_size
     tensors = {
         name_in_file(name, kind.first_layer): tensor
@@ -238,7 +240,8 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where
     covered = _covered(ids, full)
     if not torch.equal(tensors.setdefault("t2d", covered).to(torch.bool), covered):
         raise CheckpointError(f"{where}: t2d and d2t name different tokens: the vocabulary map is damaged")
-    tensors["d2t"], tensors["t2d"] = ids - torch.arange(draft), covered
+    tensors["d2t"] = ids - torch.arange(draft)
+    tensors["t2d"] = covered
     return notes
 
 
@@ -263,7 +266,8 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str, t2d: Tensor | None 
     if not bool(((written >= -full) & (written < full)).all()):  # so that the sum below can't overflow
         raise CheckpointError(f"{where}: d2t has numbers beyond the vocabulary of {full}")
     shifted = written + torch.arange(draft)
-    offsets, absolute = names_tokens(shifted, full), names_tokens(written, full)
+    offsets = names_tokens(shifted, full)
+    absolute = names_tokens(written, full)
     if offsets and absolute and not torch.equal(shifted, written):
         if t2d is None:
             raise CheckpointError(

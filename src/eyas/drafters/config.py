@@ -18,7 +18,8 @@ from eyas.targets.taps import default_taps
 
 Ownership = Literal["own", "shared"]
 
-WIDEST, DEEPEST = 2**22, 64
+WIDEST = 2**22
+DEEPEST = 64
 """The largest accepted size and number of layers: tables of these sizes are allocated before any weight is read."""
 
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")

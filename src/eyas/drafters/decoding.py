@@ -65,9 +65,12 @@ class NetworkPairs(SlotPairs):
 
         `record`, if given, records passes over the cache.
         """
-        self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
+        self.shapes = network.kv_shapes
+        self.dtype = network.dtype
+        self.device = network.target_ids.device
         self._sizes = network.state_size, network.config.hidden_size
-        self._fed_dtype, self.record = fed or self.dtype, record
+        self._fed_dtype = fed or self.dtype
+        self.record = record
         self._target: weakref.ref[SlotCache] | None = None  # borrowed: its bytes aren't the drafter's
         self.resize(0)
 
@@ -206,19 +209,22 @@ class Proposer:
         if self.decoder is not None and sum(early) > _FEW:  # only a row's last pair is drafted from
             self._stage(self.decoder, pairs, rows, next_tokens, taps, early)
             final = torch.arange(len(rows), device=taps.device), to_device(early, taps.device)
-            next_tokens, taps = next_tokens[final].unsqueeze(1), taps[final].unsqueeze(1)
+            next_tokens = next_tokens[final].unsqueeze(1)
+            taps = taps[final].unsqueeze(1)
             counts = [min(count, 1) for count in counts]
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
         before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
         lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         if self.decoder is not None:
-            staged, kept = staged_pairs(pairs.cache, rows, width, layout), Kept(pairs.fed, pairs.normed, known)
+            staged = staged_pairs(pairs.cache, rows, width, layout)
+            kept = Kept(pairs.fed, pairs.normed, known)
             self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), kept)
         else:
             fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
             slots, last = to_device(known, taps.device).unbind(1)
-            pairs.fed[slots], pairs.normed[slots] = fed[last], normed[last]
+            pairs.fed[slots] = fed[last]
+            pairs.normed[slots] = normed[last]
         pairs.cache.commit(rows, [range(count) for count in counts])
 
     def _stage(
@@ -313,14 +319,14 @@ class NetworkDrafter(Drafter):
 
     def __init__(self, proposer: Proposer, taps: tuple[int, ...], pairs: NetworkPairs) -> None:
         """Decode with `proposer`, whose network reads the boundaries `taps` of the target."""
-        self.proposer, self.pairs, self.taps = proposer, pairs, taps
+        self.proposer = proposer
+        self.pairs = pairs
+        self.taps = taps
         self.network = self.module = proposer.network
         config = self.network.config
-        self.default_tree, self.max_fanout, self.max_depth = (
-            config.default_tree,
-            config.draft_vocab_size,
-            config.guesses,
-        )
+        self.default_tree = config.default_tree
+        self.max_fanout = config.draft_vocab_size
+        self.max_depth = config.guesses
         self._ids = self.network.target_ids
         self._shapes: dict[TreeSpec, tuple[int, Tensor | None]] = {}
         """Depth and shared ancestors of the trees whose growth is recorded."""
@@ -391,14 +397,16 @@ class NetworkDrafter(Drafter):
 
     def _grow(self, levels: Levels, growth: Growth, depth: int, ranking: Coupling | Warp) -> DraftTree:
         """Grow trees level by level; `ranking` ranks the children."""
-        logits, width = levels.first(), 1
+        logits = levels.first()
+        width = 1
         for level in range(depth):
             native = self.proposer.decoder is not None
             score, tokens = best_children(logits, growth.fanout, ranking, level, self._ids, native)
             if growth.calibrates and levels.sure is not None:
                 score = score + levels.sure.unsqueeze(2)
             if score.shape[1] < width:  # all nodes of the level have the same children
-                score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
+                score = score.expand(-1, width, -1)
+                tokens = tokens.expand(-1, width, -1)
             frontier = growth.expand(score, tokens)
             if frontier is None:
                 break
@@ -498,9 +506,14 @@ class ModuleLevels:
     sure: Tensor | None = None
 
     def __init__(self, proposer: Proposer, pairs: NetworkPairs, rows: range, within: Within | None = None) -> None:
-        self._proposer, self._cache, self._rows, self._within = proposer, pairs.cache, rows, within
+        self._proposer = proposer
+        self._cache = pairs.cache
+        self._rows = rows
+        self._within = within
         self._normed = pairs.normed[rows.start : rows.stop]
-        self._level, self._fed = 0, pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, W, H]
+        # [R, W, H]
+        self._level = 0
+        self._fed = pairs.fed[rows.start : rows.stop].unsqueeze(1)
         self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=self._fed.device)  # [R, W, F]
 
     def first(self) -> Tensor:
@@ -509,7 +522,8 @@ class ModuleLevels:
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
-        rows, width = len(self._rows), frontier.tokens.shape[1]
+        rows = len(self._rows)
+        width = frontier.tokens.shape[1]
         seen, fed = self._seen, self._fed
         # a guess sees the committed pairs, the guesses above it, and itself
         itself = torch.eye(width, dtype=torch.bool, device=fed.device).expand(rows, width, width)
@@ -518,7 +532,8 @@ class ModuleLevels:
             seen = seen.gather(1, parents.expand(-1, -1, seen.shape[2]))
             fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
         self._seen = torch.cat((seen, itself), dim=2)
-        level, before = self._level, self._seen.shape[2] - width
+        level = self._level
+        before = self._seen.shape[2] - width
 
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             tokens, fed, seen = given

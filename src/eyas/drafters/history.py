@@ -47,7 +47,8 @@ class History:
 
     def __init__(self, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
         """A sequence of `owner` with the first token of `prompt`, if any; the other tokens follow as pairs."""
-        self.tokens, self.owner = list(prompt[:1]), owner
+        self.tokens = list(prompt[:1])
+        self.owner = owner
 
     def expect(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """The answer to the `prompt` is expected to repeat `answer`, and may be drafted from it."""
@@ -121,7 +122,8 @@ class HistoryDrafter(Drafter):
 
     def __init__(self, pairs: TokenPairs[Any], device: torch.device) -> None:
         """Draft from the histories `pairs`; trees are made on `device`, where the target is."""
-        self.pairs, self._device = pairs, device
+        self.pairs = pairs
+        self._device = device
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
         self.pairs.append(rows, next_tokens, counts)

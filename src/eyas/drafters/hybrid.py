@@ -51,7 +51,8 @@ class HybridPairs(SlotPairs):
     """The same pairs twice: as the network keeps them, and as the lookup does."""
 
     def __init__(self, network: SlotPairs, lookup: SlotPairs) -> None:
-        self.network, self.lookup = network, lookup
+        self.network = network
+        self.lookup = lookup
         self.forgets = network.forgets
 
     @property
@@ -78,7 +79,8 @@ class HybridPairs(SlotPairs):
         self.lookup.begin(slot, prompt, owner, prediction)
 
     def length(self, slot: int) -> int:
-        length, other = self.network.length(slot), self.lookup.length(slot)
+        length = self.network.length(slot)
+        other = self.lookup.length(slot)
         if other != length:
             raise InvariantError(f"slot {slot}: the network has {length} pairs, the lookup drafter {other}")
         return length
@@ -128,10 +130,15 @@ class HybridDrafter(Drafter):
 
     def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
         """Unite the drafts of two drafters for the same target, which is on `device`."""
-        self.network, self.lookup, self._device = network, lookup, device
+        self.network = network
+        self.lookup = lookup
+        self._device = device
         self.pairs: HybridPairs = HybridPairs(network.pairs, lookup.pairs)
-        self.module, self.priced = network.module, network
-        self.taps, self.max_fanout, self.default_tree = network.taps, network.max_fanout, network.default_tree
+        self.module = network.module
+        self.priced = network
+        self.taps = network.taps
+        self.max_fanout = network.max_fanout
+        self.default_tree = network.default_tree
         self._values = LearntValues()
         self._usual: float | None = None
         """The usual number of accepted tokens per row when the network drafts; None = it never did."""
@@ -145,7 +152,8 @@ class HybridDrafter(Drafter):
         return type(self)(self.network.fresh(), self.lookup.fresh(), self._device)
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         if last is not None and any(counts) and len(last.tree.tokens) == len(rows):  # else the round was aborted
             self._verifying = _mean(self._verifying, time.perf_counter() - self._drafted_at)
             self._learn(last, next_tokens, counts)

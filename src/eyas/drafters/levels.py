@@ -61,7 +61,9 @@ class HeadLevels:
 
     def __init__(self, network: HeadsNetwork, states: Tensor, depth: int) -> None:
         """For trees of at most `depth` levels that follow the last states [R, H]."""
-        self._network, self._block, self._slot = network, network.block(states, depth), 0
+        self._network = network
+        self._block = network.block(states, depth)
+        self._slot = 0
 
     def first(self) -> Tensor:
         """The logits [R, 1, Vd] of what follows the roots."""

@@ -69,7 +69,8 @@ def make_drafter(
     options.check()
     if options.source == AUTO:
         return _found(options, target, tokenizer, model)
-    parsed, source = read_method(options.method), options.source
+    parsed = read_method(options.method)
+    source = options.source
     lookup: Drafter | None = None
     if parsed.lookup is not None:
         predicts = parsed.lookup == PREDICTION
@@ -225,7 +226,8 @@ def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> Win
     """The requested window, with `auto` as a number of pairs. Raises UsageError if the drafter can't have it."""
     if choice == "off" or choice is None:
         return choice
-    own, positions = getattr(config, "draft_window", None), getattr(config, "max_position_embeddings", 0)
+    own = getattr(config, "draft_window", None)
+    positions = getattr(config, "max_position_embeddings", 0)
     pairs: int = (own or trained_window(trained, positions)) if choice == "auto" else choice
     refusal = config.window_refusal(pairs)
     if refusal is not None:

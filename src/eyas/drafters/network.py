@@ -142,7 +142,8 @@ class DraftNetwork(nn.Module):
         """
         need = (self.config.vocab_size, self.config.hidden_size)
         model = target.model
-        table, weight = matrix_of(model.get_input_embeddings()), matrix_of(model.get_output_embeddings())
+        table = matrix_of(model.get_input_embeddings())
+        weight = matrix_of(model.get_output_embeddings())
         for part, shared, shape in (
             (EMBEDDING, self.config.embedding, table.shape),
             (HEAD, self.config.head, weight.shape),
@@ -282,7 +283,8 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
         """
         precise = torch.promote_types(keys.dtype, torch.float32)
         angles = (by * self.inv_freq.double()).to(keys.device)
-        cos, sin = angles.cos().to(precise), angles.sin().to(precise)
+        cos = angles.cos().to(precise)
+        sin = angles.sin().to(precise)
         plain, left, right = keys.to(precise).tensor_split(
             (keys.shape[-1] - 2 * len(cos), keys.shape[-1] - len(cos)), -1
         )
@@ -449,7 +451,8 @@ def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
     width = stage.seen.shape[2] - stage.before
     staging = cache.staging(rows, width, stage.before, stage.lengths, stage.end)
     columns = torch.arange(staging.end, device=stage.lengths.device)
-    seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
+    seen = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1)
+    layout = stage.layout
     if stage.first:
         seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
     if stage.sight is not None:
@@ -457,7 +460,9 @@ def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layout is not None:
-            q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
+            q = layout.pad_heads(q)
+            k = layout.pad_heads(k)
+            v = layout.pad_heads(v)
         keys, values = cache.write(stage.layer + layer, k, v, staging)
         out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
         return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)

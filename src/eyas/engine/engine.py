@@ -61,9 +61,13 @@ class Engine:
             raise UsageError("a controller plans drafts: it needs a drafter")
         if speculation is not None:  # the weights may serve other engines, the slots are this one's
             speculation = replace(speculation, drafter=speculation.drafter.fresh())
-        self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
+        self.target = target
+        self.tokenizer = tokenizer
+        self.speculation = speculation
         self.limits = limits or Limits(max_running=batch_size or 1)
-        self.rule, self.controller, self.batch_size = rule or SeededWalk(), controller, self.limits.max_running
+        self.rule = rule or SeededWalk()
+        self.controller = controller
+        self.batch_size = self.limits.max_running
         self._inputs = InputProcessor(target, tokenizer)
         self.eos_ids = self._inputs.eos_ids
         self._outputs = OutputProcessor(tokenizer, SeededWalk() if speculation is None else self.rule)
@@ -127,7 +131,9 @@ class Engine:
 
     def state(self) -> EngineState:
         """A snapshot of running and waiting requests, caches and counters."""
-        core, scheduler, running = self._core, self._core.scheduler, self._core.scheduler.running
+        core = self._core
+        scheduler = self._core.scheduler
+        running = self._core.scheduler.running
         prefixes = core.runner.slots.prefixes
         return EngineState(
             running=len(running.decoding),
@@ -183,7 +189,8 @@ class Engine:
                 room = 0 if stop() else self.limits.max_running - len(mine)
                 for request in take(room) if room else ():
                     index = self.submit(request)
-                    self._outputs.inboxes[index], mine[index] = inbox, submitted
+                    self._outputs.inboxes[index] = inbox
+                    mine[index] = submitted
                     submitted += 1
                 if not mine:
                     return
@@ -204,7 +211,9 @@ class EngineCore:
     """The step: the scheduler decides, the runner runs, and the results go to the outputs."""
 
     def __init__(self, limits: Limits, runner: ModelRunner, inputs: InputProcessor, outputs: OutputProcessor) -> None:
-        self.runner, self._inputs, self._outputs = runner, inputs, outputs
+        self.runner = runner
+        self._inputs = inputs
+        self._outputs = outputs
         enough = runner.target.dense_pass if runner.target.head_is_exact else None
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
         self.scheduler.room.beside = state_columns(runner.slots.cache)
@@ -228,7 +237,8 @@ class EngineCore:
     def step(self) -> None:
         """Admit, read a piece of the prompts, run one round. First tokens don't wait for a round: they end the step."""
         scheduler, runner = self.scheduler, self.runner
-        slots, now = runner.slots, time.monotonic()
+        slots = runner.slots
+        now = time.monotonic()
         self.outcome = None
         self.end(scheduler.expired(now), "deadline")
         if not scheduler.busy:
@@ -270,7 +280,9 @@ class EngineCore:
 
     def _admit(self, now: float) -> None:
         """Start waiting sequences while there is room and no more prompt tokens are copied than may be read."""
-        scheduler, slots, chunk = self.scheduler, self.runner.slots, self.scheduler.limits.prefill_chunk
+        scheduler = self.scheduler
+        slots = self.runner.slots
+        chunk = self.scheduler.limits.prefill_chunk
         staging = staging_columns(self.runner.tree)
         while chunk is None or scheduler.budget.copied < (1 if scheduler.budget.crowded else chunk):
             sequence, moves = scheduler.admit(staging, now)
@@ -301,7 +313,9 @@ class EngineCore:
         scheduler, runner = self.scheduler, self.runner
         self._cover(0)
         started = time.perf_counter()
-        waiting, batches, first_rounds = list(scheduler.running.prefilling), scheduler.prefill_batches(), []
+        waiting = list(scheduler.running.prefilling)
+        batches = scheduler.prefill_batches()
+        first_rounds = []
         for batch in batches:
             scored = any(one.unscored or not one.limit for one in batch.sequences)
             if batch.whole and runner.target.head_is_exact and not scored:
@@ -330,7 +344,8 @@ class EngineCore:
             return
         started = time.perf_counter()
         tree, drafting, reading = runner.plan(decoding)
-        columns, tokens = scheduler.columns(staging_columns(tree)), pass_tokens(len(decoding), tree)
+        columns = scheduler.columns(staging_columns(tree))
+        tokens = pass_tokens(len(decoding), tree)
         if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
@@ -402,11 +417,13 @@ class OutputProcessor:
         """Where streams take their chunks, by request index."""
         self.generated = 0
         self.finished: Counter[str] = Counter()
-        self._tokenizer, self._rule = tokenizer, rule
+        self._tokenizer = tokenizer
+        self._rule = rule
 
     def take(self) -> list[Chunk]:
         """The chunks of all steps since the last call; each is handed out once."""
-        chunks, self.outbox = self.outbox, []
+        chunks = self.outbox
+        self.outbox = []
         return chunks
 
     def hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:

@@ -138,7 +138,9 @@ class WaitingQueue(FairQueue[T]):
 
     def submit(self, one: T, free: int) -> None:
         """Queue a new item; `free` of those waiting will find room now. Raises QueueFullError if too many wait."""
-        most, waiting, client = self._most, len(self), client_of(one.key)
+        most = self._most
+        waiting = len(self)
+        client = client_of(one.key)
         if most is not None:
             most += free
             share = most // len({*self.clients, client})  # of a full queue
@@ -241,7 +243,8 @@ class TimeShares:
         self._floor = 0.0  # where newcomers begin
         self._seen: dict[str, float] = {}  # when a client last had anything to do
         self._round = 0.0  # what a round of the few alone takes
-        self.rows, self.tokens = Fitting(1), Fitting(16)
+        self.rows = Fitting(1)
+        self.tokens = Fitting(16)
 
     def plan(self, requests: Mapping[str, int], now: float) -> StepPlan:
         """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""

@@ -68,7 +68,8 @@ class PrefixStore(Generic[P]):
         """The longest prefix of `tokens` held for `salt`: each block's start, number of shared tokens, and payload."""
         self._clock += 1
         found: list[tuple[int, int, P]] = []
-        block, start = self._roots.get(salt), 0
+        block = self._roots.get(salt)
+        start = 0
         while block is not None and start < len(tokens):
             rest = tuple(tokens[start : start + BLOCK])
             child = block.children.get(rest)
@@ -79,7 +80,8 @@ class PrefixStore(Generic[P]):
                 break
             child.used = self._clock
             found.append((start, count, child.payload))
-            block, start = child, start + count
+            block = child
+            start = start + count
             if count < BLOCK:
                 break
         return found
@@ -126,7 +128,8 @@ class PrefixStore(Generic[P]):
         """Raise InvariantError if the tree and its counts disagree."""
         size = count = 0
         for block in self._walk():
-            size, count = size + len(block.tokens), count + 1
+            size = size + len(block.tokens)
+            count = count + 1
             if block.payload is None or block.parent is None or block.parent.children.get(block.tokens) is not block:
                 raise InvariantError(f"prefix block at {block.start} is detached from the tree")
             if len(block.tokens) < BLOCK and block.children:
@@ -250,7 +253,8 @@ class PrefixCache:
         """Recurrent states take at most the memory of `limit` tokens' keys and values, but a few are always kept."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self.shelf = StateShelf(0)
-        self._cache, self._pairs = cache, None if drafter is None else drafter.pairs
+        self._cache = cache
+        self._pairs = None if drafter is None else drafter.pairs
         if cache.states is not None:
             cache.states.copies.every = BLOCK
             self.shelf.most = max(_LEAST_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
@@ -290,9 +294,11 @@ class PrefixCache:
 
         If a longer prefix is shared, its states are copied once the slot has read it, for the next sequence with it.
         """
-        pairs, reached = [saved.pairs for _, _, saved in found], 0
+        pairs = [saved.pairs for _, _, saved in found]
+        reached = 0
         for start, _, block in reversed(found):
-            tokens, saved = start + BLOCK - 1, block.states
+            tokens = start + BLOCK - 1
+            saved = block.states
             if saved is None or saved.held is None or tokens > reusable:
                 continue
             if kept is None or kept.reusable(pairs, tokens) == tokens:

@@ -59,7 +59,8 @@ class VerifiedDraft(NamedTuple):
 
     def copied_from_prediction(self, row: int) -> tuple[int, int]:
         """How many nodes of a row were copied from its request's prediction and accepted, and how many in vain."""
-        tree, path = self.tree, self.paths[row]
+        tree = self.tree
+        path = self.paths[row]
         if tree.predicted is None or not tree.predicted[row]:
             return 0, 0
         copied = tree.valid[row] if tree.sources is None else tree.valid[row] & (tree.sources[row] != Source.NETWORK)
@@ -107,7 +108,10 @@ def run_round(
     observed: Sequence[bool] | None = None,  # [R] rows whose committed tokens the drafter observes; None = all
 ) -> RoundOutput:
     """Advance every row by one target pass."""
-    target, cache, sampler, rule = slots.target, slots.cache, slots.sampler, slots.rule
+    target = slots.target
+    cache = slots.cache
+    sampler = slots.sampler
+    rule = slots.rule
     observed = [True] * len(rows) if observed is None else observed
     drafting = [True] * len(rows) if drafting is None else drafting
     speculation = speculation if any(observed) else None
@@ -117,7 +121,8 @@ def run_round(
 
     started = time.perf_counter()
     if speculation is None or spec is None:
-        tree, drafting = DraftTree.empty(len(rows), target.device), [False] * len(rows)
+        tree = DraftTree.empty(len(rows), target.device)
+        drafting = [False] * len(rows)
     else:
         draws = None if rule.seeded else IndependentDraws(sampler, rows)
         coupling = draws or sampler.coupling(rows, speculation.coupled)
@@ -225,10 +230,12 @@ def _walk(
     wanted = sampler.logprobs(rows)
     scores = EmittedLogprobs.of(logits, walk, wanted) if wanted else None
 
-    table, flat = walk.fetched, None if scores is None else scores.flat()
+    table = walk.fetched
+    flat = None if scores is None else scores.flat()
     if table is None:  # the host sync, unless the walk was made on the host
         fetched = torch.cat((walk.table.flatten(), *(() if flat is None else (flat,)))).cpu()
-        table, flat = fetched[: walk.table.numel()].view(walk.table.shape).tolist(), fetched[walk.table.numel() :]
+        table = fetched[: walk.table.numel()].view(walk.table.shape).tolist()
+        flat = fetched[walk.table.numel() :]
     width = walk.steps
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]

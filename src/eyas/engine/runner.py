@@ -40,7 +40,10 @@ class SlotManager:
     """Everything that moves with a slot (caches of target and drafter, sampler state), and the prefix cache."""
 
     def __init__(self, target: Target, drafter: Drafter | None, rule: WalkRule, max_running: int) -> None:
-        self._target, self._drafter, self._rule, self._max_running = target, drafter, rule, max_running
+        self._target = target
+        self._drafter = drafter
+        self._rule = rule
+        self._max_running = max_running
         self.prefixes: PrefixCache | None = None
         self.cache = target.allocate(0)
         if drafter is not None:
@@ -62,10 +65,12 @@ class SlotManager:
 
     def empty(self, room: CacheRoom) -> None:
         """Empty all slots, whatever an aborted pass has left in them; `room` is set to what is allocated."""
-        room.slots, room.columns = self.cache.slots, self.cache.capacity
+        room.slots = self.cache.slots
+        room.columns = self.cache.capacity
         if not room.fits([room.columns] * room.slots):
             self.cache.reshape(0, COLUMNS)
-            room.slots, room.columns = 0, COLUMNS
+            room.slots = 0
+            room.columns = COLUMNS
         for cache in self._caches:
             for slot in range(cache.slots):
                 cache.truncate(slot, 0)
@@ -183,7 +188,9 @@ class ModelRunner:
         step_tokens: int | None = None,
     ) -> None:
         """A round reads about `step_tokens` deferred pairs; None = any number."""
-        self.target, self.speculation, self.controller = target, speculation, controller
+        self.target = target
+        self.speculation = speculation
+        self.controller = controller
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
@@ -192,7 +199,8 @@ class ModelRunner:
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
         self.slots = SlotManager(target, self.drafter, rule, max_running)
-        self._prefill_chunk, self._step_tokens = prefill_chunk, step_tokens
+        self._prefill_chunk = prefill_chunk
+        self._step_tokens = step_tokens
         self._values = LearntValues()
         self._prompt_pairs = 0
         self._planned_at = self._overhead = 0.0
@@ -235,7 +243,8 @@ class ModelRunner:
 
     def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
         """Add the log-probabilities of the prompt tokens that a chunk has read, from position `start` on."""
-        begin, stop = len(sequence.prompt_logprobs), len(sequence.prompt_logprobs) + sequence.unscored
+        begin = len(sequence.prompt_logprobs)
+        stop = len(sequence.prompt_logprobs) + sequence.unscored
         span = slice(max(0, begin - start), min(chunk.counts[row], stop - start))  # some may be read a second time
         alternatives = sequence.request.params.prompt_logprobs
         if alternatives is not None and span.start < span.stop:
@@ -271,7 +280,8 @@ class ModelRunner:
         if self.tree is None and self.controller is not None and self.controller.keeps_plan(texts):
             self._planned_at = time.perf_counter()
             return None, drafting, 0.0
-        rows, reading = slots_of(decoding), 0.0
+        rows = slots_of(decoding)
+        reading = 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
         if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
             reading = self._catch_up(decoding, self._within_a_step(rows, begun))
@@ -291,17 +301,21 @@ class ModelRunner:
                 drafting = [
                     reach and not late for reach, late in zip(reached, self._behind(rows, reached), strict=True)
                 ]
-                reading, self._planned_at = reading + seconds, self._planned_at + seconds
+                reading = reading + seconds
+                self._planned_at = self._planned_at + seconds
         return tree, drafting, reading
 
     def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
         """The `wanted` rows [R] whose deferred pairs can be read in one step, the fewest pairs first; at least one."""
         if self._step_tokens is None or self.drafter is None:
             return wanted
-        unread, total, reached = self.drafter.pairs.unread, 0, [False] * len(rows)
+        unread = self.drafter.pairs.unread
+        total = 0
+        reached = [False] * len(rows)
         for row in sorted(range(len(rows)), key=lambda row: unread(rows[row])):
             if wanted[row] and total < self._step_tokens:
-                reached[row], total = True, total + unread(rows[row])
+                reached[row] = True
+                total = total + unread(rows[row])
         return reached
 
     def _behind(self, rows: range, wanted: list[bool]) -> list[bool]:
@@ -318,7 +332,8 @@ class ModelRunner:
         """
         if self.drafter is None:
             return 0.0
-        rows, started = slots_of(decoding), time.perf_counter()
+        rows = slots_of(decoding)
+        started = time.perf_counter()
         with _pass_of(sum(self.drafter.pairs.unread(row) for row in compress(rows, wanted))):
             self.drafter.catch_up(rows, wanted, self._step_tokens)
         seconds = time.perf_counter() - started
@@ -356,7 +371,8 @@ class ModelRunner:
                 prompt_pairs=self._prompt_pairs,
             )
             self.controller.learn(record)
-            self._overhead, self._prompt_pairs = time.perf_counter() - self._planned_at - seconds, 0
+            self._overhead = time.perf_counter() - self._planned_at - seconds
+            self._prompt_pairs = 0
         return output
 
     @property

@@ -40,7 +40,8 @@ class RunningSlots:
     """The sequences in slots: those that decode, then those whose prompt isn't read yet."""
 
     def __init__(self, room: CacheRoom, passes: PassSize) -> None:
-        self._room, self._passes = room, passes
+        self._room = room
+        self._passes = passes
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
 
@@ -83,7 +84,8 @@ class RunningSlots:
                     self.decoding[slot] = last
         self.prefilling = [one for one in self.prefilling if one not in gone]
         for sequence in gone:
-            sequence.slot, sequence.cached = None, 0
+            sequence.slot = None
+            sequence.cached = 0
         moves = []
         for slot, sequence in enumerate(self.sequences):
             assert sequence.slot is not None
@@ -137,7 +139,9 @@ class StepBudget:
         self.copied = 0
         """Prompt tokens copied from the prefix cache since the last round."""
         self._read = 0  # prompt tokens read since then
-        self._passes, self._time, self._plan = passes, TimeShares(), StepPlan()
+        self._passes = passes
+        self._time = TimeShares()
+        self._plan = StepPlan()
         self._turn = 0  # the slot of the row that decodes next when rows take turns
 
     def begin(self, requests: Mapping[str, int], now: float) -> None:
@@ -179,7 +183,8 @@ class StepBudget:
         able = [ready(one) for one in decoding]
         if not self._plan.crowded and all(able):
             return list(decoding)
-        alone, count = self._plan.alone, len(able)
+        alone = self._plan.alone
+        count = len(able)
         slots = [at for at, one in enumerate(decoding) if able[at] and (not alone or one.client in alone)]
         if not slots:
             return []
@@ -223,7 +228,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits, dense: int | None = None, enough: int | None = None) -> None:
         """`dense` as in `CacheRoom`. A pass that ends prompts needs only `enough` tokens; None = all it can share."""
-        self.limits, self._enough = limits, enough
+        self.limits = limits
+        self._enough = enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
         self.waiting = WaitingQueue[SequenceState](limits.max_waiting)
@@ -279,7 +285,9 @@ class Scheduler:
             sequence, staging
         ):
             return None, []
-        alone, left, prefilling = self.budget.alone, self.budget.left, self.running.prefilling
+        alone = self.budget.alone
+        left = self.budget.left
+        prefilling = self.running.prefilling
         position = len(prefilling)
         if alone:  # before the prompts of others
             position = next((at for at, one in enumerate(prefilling) if one.client not in alone), position)
@@ -315,7 +323,9 @@ class Scheduler:
         If prompts are read in pieces, the step ends with the first pass that leads to first tokens and is large enough
         to be efficient, so that these are handed out before later prompts are read.
         """
-        left, alone, prefilling = self.budget.left, self.budget.alone, self.running.prefilling
+        left = self.budget.left
+        alone = self.budget.alone
+        prefilling = self.running.prefilling
         if not prefilling:
             return []
         if alone:
@@ -456,11 +466,9 @@ class _Batches:
     def __init__(self, room: CacheRoom, running: RunningSlots) -> None:
         self.made: list[PrefillBatch] = []
         self._size = _BatchSize()  # of the last
-        self._room, self._slots, self._others = (
-            room,
-            len(running),
-            _Others([one.known + 1 for one in running.sequences]),
-        )
+        self._room = room
+        self._slots = len(running)
+        self._others = _Others([one.known + 1 for one in running.sequences])
 
     def add(self, sequence: SequenceState, count: int) -> _BatchSize:
         """Add `count` tokens of one more prompt to the last batch, or to a new one; returns the size of that batch."""
@@ -500,7 +508,8 @@ class PassSize:
     """Steps without a failure before more tokens are tried."""
 
     def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
-        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._max_running = max_running
+        self._prefill_chunk = prefill_chunk
         self._most: int | None = None
         self._failed = self._steps = 0
 
@@ -530,10 +539,13 @@ class PassSize:
             return
         self._steps += 1
         if self._steps == self._RECOVERY:
-            self._most, self._steps = 2 * self._most, 0
+            self._most = 2 * self._most
+            self._steps = 0
             if self._most > self._failed:
                 self.restore()
 
     def restore(self) -> None:
         """Forget that memory ran out, as nothing is running any more."""
-        self._most, self._failed, self._steps = None, 0, 0
+        self._most = None
+        self._failed = 0
+        self._steps = 0

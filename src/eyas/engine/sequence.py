@@ -207,8 +207,10 @@ class InputProcessor:
     """Turns requests into sequences: whether they can run, how much they may emit, and where they end."""
 
     def __init__(self, target: Target, tokenizer: Any) -> None:
-        self._target, self._tokenizer = target, tokenizer
-        self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
+        self._target = target
+        self._tokenizer = tokenizer
+        self.eos_ids = eos_token_ids(target.model)
+        self._turn_end_ids = turn_end_ids(tokenizer)
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""

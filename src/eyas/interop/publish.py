@@ -13,7 +13,9 @@ from eyas.assets import SMOLLM2, SMOLLM2_ON_HUB
 from eyas.errors import CheckpointError, EndpointError, UsageError
 from eyas.interop.inspect.report import DrafterReport, report_drafter
 
-CARD, CERTIFICATE, MEASURED = "README.md", "eyas_certificate.json", "eyas_bench.json"
+CARD = "README.md"
+CERTIFICATE = "eyas_certificate.json"
+MEASURED = "eyas_bench.json"
 """The names that the files have on the Hub."""
 HUB_ID = r"[\w.-]+/[\w.-]+"
 _PLAIN = "none"

@@ -109,7 +109,8 @@ class StateServer:
         target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
         if embedding_head_fingerprint(target.model, target.layers) != wanted.ends:
             raise StoreError(f"{self.model} isn't the same model here as on the command's machine: {wanted.name}")
-        final_norm, written = FinalNorm(target), boundaries(settings.layout, wanted.layers)
+        final_norm = FinalNorm(target)
+        written = boundaries(settings.layout, wanted.layers)
         with TemporaryDirectory(prefix="eyas-states-") as folder:
             arguments = connector_arguments(written, Path(folder), wanted.dtype, self.longest)
             server = self.program.server(self.model, arguments)
@@ -155,7 +156,8 @@ class ServerAnswerer:
 
     def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
         """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
-        self._name, self._answerer = name, answerer
+        self._name = name
+        self._answerer = answerer
         weakref.finalize(self, stop)
 
     @property

@@ -99,7 +99,9 @@ def this_machine() -> Machine:
 
 def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
     """Seconds of the fastest run, of at least three and as many as fit into about `budget` seconds."""
-    best, end, runs = float("inf"), time.perf_counter() + budget, 0
+    best = float("inf")
+    end = time.perf_counter() + budget
+    runs = 0
     while runs < 3 or time.perf_counter() < end:
         runs += 1
         start = time.perf_counter()

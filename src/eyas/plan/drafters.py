@@ -60,7 +60,8 @@ class Speedup(NamedTuple):
 
 def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[int, int, int]:
     """Parameter counts (fc, layer, head) of an EAGLE-3 drafter that has the target's widths."""
-    hidden, vocab = target.hidden, min(draft_vocab, target.vocab)
+    hidden = target.hidden
+    vocab = min(draft_vocab, target.vocab)
     attention = 2 * hidden * (target.query + 2 * target.key) + target.query * hidden
     return taps * hidden * hidden, attention + 3 * hidden * target.intermediate, vocab * hidden
 
@@ -150,7 +151,9 @@ class Eagle3Plan(NamedTuple):
 
         With several devices, each holds this much. Later steps have rows only where an answer is predicted.
         """
-        target, tokens, parts = self.target, chats * length, self._parameters
+        target = self.target
+        tokens = chats * length
+        parts = self._parameters
         rows = tokens * (1 + (self.work.unroll - 1) * self.work.answer_share)
         states = 2 * (self.taps + 1) * target.hidden * tokens
         return _memory(target, sum(parts), round(rows * _kept_for_backward(target)) + states + 12 * parts[2])
@@ -263,8 +266,11 @@ class BlockPlan(NamedTuple):
 
         Forward and backward are counted as three forwards, the drafter's use of the target's head as two.
         """
-        target, shape, work = self.target, self.shape, self.work
-        found, answers = block_parameters(target, shape), work.length * work.answer_share
+        target = self.target
+        shape = self.shape
+        work = self.work
+        found = block_parameters(target, shape)
+        answers = work.length * work.answer_share
         blocks = shape.blocks(answers)
         context = 2 * (found.fc + found.context) * work.length
         slots = blocks * found.slots * (2 * found.layers + shape.layers * 2 * target.query * work.length)

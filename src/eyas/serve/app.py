@@ -103,10 +103,12 @@ class RootPathMiddleware:
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app, self._root_path = app, root_path
+        self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, folder = scope.get("path", ""), f"{self._root_path}/"
+        path = scope.get("path", "")
+        folder = f"{self._root_path}/"
         if path == self._root_path and scope["type"] == "http":
             query = scope["query_string"].decode("latin-1")
             await RedirectResponse(f"{folder}?{query}" if query else folder)(scope, receive, send)
@@ -129,7 +131,9 @@ class RequestIdMiddleware:
 
         `known(path)` says whether a path is an endpoint; others are reported as "", since clients can make them up.
         """
-        self._app, self._refused, self._known = app, refused, known
+        self._app = app
+        self._refused = refused
+        self._known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -256,7 +260,8 @@ class ApiKeyMiddleware:
         headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if b"x-api-key" in headers and b"authorization" not in headers:  # as Anthropic's clients send it
-            scheme, key = b"bearer", headers[b"x-api-key"]
+            scheme = b"bearer"
+            key = headers[b"x-api-key"]
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):

@@ -143,7 +143,8 @@ class FairWorkers:
             elif not job.turn.cancelled():
                 self._ended()
             raise
-        loop, call = asyncio.get_running_loop(), self._pool.submit(function, *arguments)
+        loop = asyncio.get_running_loop()
+        call = self._pool.submit(function, *arguments)
 
         def ended(_: Future[T]) -> None:
             with suppress(RuntimeError):  # the loop is closed
@@ -171,7 +172,8 @@ class FairTurns:
         """`pause`: seconds per character of a request before the next one may start."""
         self._queue = FairQueue[_Job]()
         self._pause = pause
-        self._submitted, self._giving = 0, False
+        self._submitted = 0
+        self._giving = False
 
     async def next(self, key: str, characters: int) -> None:
         """Wait for the turn of a request with `characters` characters."""

@@ -79,7 +79,9 @@ class EngineThread:
         self, load: Callable[[], ServedEngine], *, observer: Observer | None = None, backlog: int = 1024
     ) -> None:
         """`backlog`: maximum chunks that may wait for a request's reader before the request is cancelled."""
-        self._load, self._observer, self._backlog = load, observer, backlog
+        self._load = load
+        self._observer = observer
+        self._backlog = backlog
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = stop
         self._sequences: dict[int, tuple[RequestHandle, int]] = {}  # by engine index: its handle and choice index
         self._submitting = 0
@@ -245,7 +247,8 @@ class RequestHandle:
         """The engine's index of each sequence; only the engine's thread sets and reads them."""
         self._open = set(range(count))
         self._cancelled: set[int] = set()
-        self._backlog, self._cancel = backlog, cancel
+        self._backlog = backlog
+        self._cancel = cancel
         self._waiting: deque[tuple[int, Chunk]] = deque()
         self._error: EyasError | None = None
         self._changed = asyncio.Event()

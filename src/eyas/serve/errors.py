@@ -105,7 +105,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
         self.headers = dict(headers or {})
 
     @property
@@ -127,7 +130,8 @@ class ApiError(Exception):
 
     def response(self, scope: Scope) -> JSONResponse:
         """Make the response, and store its code in the scope for `error_code`."""
-        state, path = scope.setdefault("state", {}), scope["path"]
+        state = scope.setdefault("state", {})
+        path = scope["path"]
         state["error_code"] = self.code or self.body["error"]["type"]
         if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
             body = self.anthropic_body | {"request_id": state.get("request_id")}
@@ -191,15 +195,19 @@ def _validation_error(error: RequestValidationError) -> ApiError:
     field = _path(location, error.body, absent=first["type"] == "missing")
     reason = why_not_served(location)
     if reason is not None:
-        message, code = f"{field} is not supported here: {reason}", "unsupported_parameter"
+        message = f"{field} is not supported here: {reason}"
+        code = "unsupported_parameter"
     elif first["type"] == "extra_forbidden":
-        message, code = f"unknown field {field}", "unknown_parameter"
+        message = f"unknown field {field}"
+        code = "unknown_parameter"
     elif first["type"] == "missing" and not location:
         message, code = "the request needs a JSON body (Content-Type: application/json)", "missing_body"
     elif first["type"] == "missing":
-        message, code = f"{field} is missing", "missing_required_parameter"
+        message = f"{field} is missing"
+        code = "missing_required_parameter"
     else:
-        message, code = f"{field or 'the body'}: {text}", "invalid_value"
+        message = f"{field or 'the body'}: {text}"
+        code = "invalid_value"
     return ApiError(400, message[:1000], code=code, param=field or None)
 
 
@@ -208,7 +216,8 @@ def _path(location: Sequence[str | int], body: Any, absent: bool) -> str:
 
     A part that isn't in the body is such a name, unless it is the last part and the field is `absent`.
     """
-    path, value = "", body
+    path = ""
+    value = body
     for index, part in enumerate(location):
         if isinstance(part, int):
             path += f"[{part}]"

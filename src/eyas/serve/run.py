@@ -62,7 +62,8 @@ def connection_limit(wanted: int | None) -> int:
     try:
         import resource
 
-        files, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/dev/fd"))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        used = len(os.listdir("/dev/fd"))
     except (ImportError, OSError):  # Windows has no such limit
         return wanted or _MOST_CONNECTIONS
     room = files - used - _SPARE_FILES
@@ -141,7 +142,8 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(settings.trusted_proxies),
         )
         super().__init__(config)
-        self._thread, self._settings = thread, settings
+        self._thread = thread
+        self._settings = settings
         self._ending = False
         self._supervision: asyncio.Task[None] | None = None
 
@@ -187,7 +189,8 @@ class WaitingConnections:
 
     def __init__(self, most: int, header_seconds: float) -> None:
         """`most`: limit on connections; `header_seconds`: how long a client may take to send a request's headers."""
-        self.most, self.header_seconds = most, header_seconds
+        self.most = most
+        self.header_seconds = header_seconds
         self._open: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}
 
@@ -238,7 +241,9 @@ class TlsHandshake(asyncio.Protocol):
 
     def __init__(self, http: HttpConnection, waiting: WaitingConnections, context: ssl.SSLContext) -> None:
         """`http` takes over the connection after the handshake."""
-        self._http, self._waiting, self._context = http, waiting, context
+        self._http = http
+        self._waiting = waiting
+        self._context = context
         self._upgrade: asyncio.Task[None] | None = None
         self._early = b""  # data that arrives with the end of the handshake
 

@@ -65,7 +65,9 @@ def find_adapter(name: str | Path) -> Adapter | None:
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        kind, rank, base = str(config["peft_type"]), config.get("r"), config.get("base_model_name_or_path")
+        kind = str(config["peft_type"])
+        rank = config.get("r")
+        base = config.get("base_model_name_or_path")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"can't read the adapter's config {file}: {error}") from error
     if any((folder / weights).exists() for weights in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):

@@ -53,7 +53,8 @@ def attention_plan(config: Any) -> AttentionPlan:
     window = getattr(config, "sliding_window", None)
     if types is None:
         return AttentionPlan({SLIDING: window} if window else {FULL: None})
-    kinds, recurrent = set(types), {kind for kind in types if attends(kind) is False}
+    kinds = set(types)
+    recurrent = {kind for kind in types if attends(kind) is False}
     both = {kind for kind in types if attends(kind) is None}
     kinds = kinds - recurrent - both | {SLIDING if "sliding" in kind else FULL for kind in both}
     odd = sorted(kinds - {FULL, SLIDING})
@@ -108,7 +109,8 @@ _ENCODER_DECODER = (
 
 def refuse_unsupported(model_class: type[Any], config: Any) -> None:
     """Raise UnsupportedModelError if class and config show that a model can't verify draft trees."""
-    kind, accepted = config.model_type, signature(model_class.forward).parameters
+    kind = config.model_type
+    accepted = signature(model_class.forward).parameters
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(_ENCODER_DECODER.format(kind))
@@ -259,5 +261,6 @@ def reads_only_before(model: Any, token: Tensor) -> bool:
 
 def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether two tensors of logits are equal up to the rounding of a model in `dtype`; False if either has a NaN."""
-    gap, scale = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
+    gap = (found.float() - expected.float()).abs().max()
+    scale = expected.float().abs().max()
     return bool(gap <= scale * (1e-3 if dtype == torch.float32 else 5e-2))

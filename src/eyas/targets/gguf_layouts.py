@@ -138,7 +138,8 @@ class TensorLayout:
 
     def __init__(self, family: _Family, config: Mapping[str, Any]) -> None:
         """`config`: the values of the text config of the model."""
-        self._family, self._config = family, config
+        self._family = family
+        self._config = config
 
     def names(self, parameters: Iterable[str]) -> dict[str, str]:
         """Names of a file's tensors -> those of a model's parameters."""
@@ -198,7 +199,8 @@ class TensorLayout:
     def _grouped(self, weights: Array, stem: str, name: str) -> Placed:
         """Heads of values of a linear attention from [R, K] to [K, R]."""
         keys, values = self._config["linear_num_key_heads"], self._config["linear_num_value_heads"]
-        size, times = self._config["linear_value_head_dim"], values // keys
+        size = self._config["linear_value_head_dim"]
+        times = values // keys
         at = 2 * keys * self._config["linear_key_head_dim"] if stem.startswith(("attn_qkv", "ssm_conv1d")) else 0
         if stem == "ssm_out.weight":
             if times == 1:
@@ -217,7 +219,8 @@ class TensorLayout:
     def _put_qkvz(self, whole: dict[str, torch.Tensor], parameter: str, weights: Array, gate: bool) -> None:
         """Rows of queries, keys, values and gates, which transformers has together for each head of keys."""
         keys, values = self._config["linear_num_key_heads"], self._config["linear_num_value_heads"]
-        size, wide = self._config["linear_key_head_dim"], self._config["linear_value_head_dim"] * (values // keys)
+        size = self._config["linear_key_head_dim"]
+        wide = self._config["linear_value_head_dim"] * (values // keys)
         parts = [wide] if gate else [size, size, wide]
         if weights.shape[0] != keys * sum(parts):
             raise ValueError(f"{parameter}: {weights.shape[0]} rows don't make {keys} heads")

@@ -61,7 +61,8 @@ def read_weights(
 def _tell_of_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype) -> None:
     """Log what it costs that the blocks of the tensors `names` can't stay packed, unless that is little."""
     blocks = [info for name in names if (info := opened.tensors[name]).type not in PLAIN_TYPES]
-    before, after = sum(info.size for info in blocks), sum(prod(info.shape) for info in blocks) * dtype.itemsize
+    before = sum(info.size for info in blocks)
+    after = sum(prod(info.shape) for info in blocks) * dtype.itemsize
     if after - before > _LITTLE * sum(info.size for info in opened.tensors.values()):
         _LOG.warning(
             "the %s weights of %s are dequantized: they take %.1f GB of memory, %.1f in the file",
@@ -144,7 +145,8 @@ def _matched(file: Path, model_class: Any, config: Any) -> _Matched:
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     opened = Gguf(file)
-    architecture, values = opened.metadata.get("general.architecture", ""), config.get_text_config().to_dict()
+    architecture = opened.metadata.get("general.architecture", "")
+    values = config.get_text_config().to_dict()
     processor = layout_of(architecture, values)
     if processor is None:
         processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=values)
@@ -178,8 +180,10 @@ def _packed(
             parts.setdefault(key, []).append(name)
     found = {}
     for key, tensors in parts.items():
-        order, kinds = _order(opened, tensors, processor, names), {opened.tensors[name].type for name in tensors}
-        shape, module = model.get_parameter(key).shape, model.get_submodule(key.rpartition(".")[0])
+        order = _order(opened, tensors, processor, names)
+        kinds = {opened.tensors[name].type for name in tensors}
+        shape = model.get_parameter(key).shape
+        module = model.get_submodule(key.rpartition(".")[0])
         kept = type(module) in (nn.Linear, nn.Embedding) if len(shape) == 2 else can_stay_packed(module)
         whole = order is not None and order.sort().values.equal(torch.arange(prod(shape[:-1])))
         # the kernel reads whole rows where they lie in the file

@@ -113,7 +113,8 @@ class PassGraphs:
     """
 
     def __init__(self, record: Record, uses: int = USES) -> None:
-        self._record, self._uses = record, uses
+        self._record = record
+        self._uses = uses
         self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or the uses of a shape so far
         self._buffers: dict[Hashable, Tensor] = {}
         self.failure: str | None = None
@@ -166,7 +167,8 @@ class PassGraphs:
         self, key: Hashable, shape: RecurringRows, given: Sequence[Tensor], compute: Compute, done: Outputs
     ) -> None:
         """Record a pass that has just run, with the outputs `done`."""
-        inputs, outputs = self._views("in", given), self._views("out", done)
+        inputs = self._views("in", given)
+        outputs = self._views("out", done)
 
         def recorded() -> Outputs:
             for buffer, out in zip(outputs, compute(*shape, *inputs), strict=True):

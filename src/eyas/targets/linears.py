@@ -98,7 +98,8 @@ class PrepackedLinear(nn.Module):
         """
         super().__init__()
         self.stacked = None if stacked is None else tuple(stacked.shape)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self._dtype = linear.weight.dtype
         self.transposed = transposed
         given = linear.weight.T if transposed else linear.weight if stacked is None else stacked

@@ -95,7 +95,8 @@ def load_target(
         raise UsageError("a target can't be both compiled and prepacked: choose one")
     if quantize is not None and quantize not in _QUANTIZED:
         raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantized checkpoint")
-    torch_device, name = resolve_device(device), find_target(model)
+    torch_device = resolve_device(device)
+    name = find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
             f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no --compile; "
@@ -206,7 +207,8 @@ def _prepack(
     """Pack the weights of a model's linears for this machine; return its native passes, or None."""
     layout = best_layout(device, dtype)
     if quantize:
-        head, inner = model.get_output_embeddings(), _QUANTIZED[quantize]
+        head = model.get_output_embeddings()
+        inner = _QUANTIZED[quantize]
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
         _quantize_embedding(model)
@@ -225,7 +227,8 @@ def _prepack(
 
 def _quantize_embedding(model: Any) -> None:
     """Keep a plain embedding in 8 bits; if it is tied to the head, they share one packed weight."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     if type(embedding) is not nn.Embedding:
         return
     if isinstance(head, PackedLinear) and head.tied:
@@ -267,7 +270,8 @@ def load_embedding_and_head(
     transformers builds the model with only its first layer and reads no other layers' tensors, so a 32B target takes
     about 2 GB.
     """
-    torch_device, name = resolve_device(device), find_target(model)
+    torch_device = resolve_device(device)
+    name = find_target(model)
     config = read_config(name)
     dequantize_at_load(config, torch_device)
     short = _shortened(config)
@@ -350,11 +354,13 @@ def read_model(
     ModelError if weights can't be read or are missing, or a library for quantized weights is missing.
     """
     refuse_quantization(model_class(config), config)
-    adapter, source = find_adapter(name), name
+    adapter = find_adapter(name)
+    source = name
     if adapter is not None:
         check_peft(adapter)
         source = base_of(name)
-    gguf_file, settings = weights_file(source), read_here(config)
+    gguf_file = weights_file(source)
+    settings = read_here(config)
     extra_kwargs: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
     try:
@@ -408,11 +414,13 @@ def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dty
 
     Stacked parameters of experts are replaced by child modules, which `replace_experts` then uses.
     """
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     for name, weight in packed.items():
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
-        shape, bias = tuple(model.get_parameter(name).shape), getattr(module, "bias", None)
+        shape = tuple(model.get_parameter(name).shape)
+        bias = getattr(module, "bias", None)
         tied = embedding.weight is head.weight and module is embedding
         made = PackedLinear.of_panels(*weight.panels(), weight.format, dtype, shape, bias, tied)
         if made.stacked is not None:

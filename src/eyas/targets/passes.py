@@ -60,7 +60,8 @@ class VerifyOutput(NamedTuple):
 
     def taps_along(self, paths: Sequence[Sequence[int]]) -> Tensor:
         """[R, P, A, Ht] the taps on a path of each row, by node index, of a host's pass; shorter ones are padded."""
-        most, index = max(map(len, paths)), self.logits.index.tolist()
+        most = max(map(len, paths))
+        index = self.logits.index.tolist()
         at = [
             of_row[node]
             for of_row, path in zip(index, paths, strict=True)
@@ -219,7 +220,8 @@ class Passes(EmbeddingAndHead):
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
-        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
+        self.kv_shapes = probe.of_layers(self.config)
+        self.states = probe.states
         run_by_levels(probe.modules)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact = self._gives(final, out.logits)
@@ -418,7 +420,8 @@ class Passes(EmbeddingAndHead):
         cache.reserve(cache.start(rows) + columns)
         cell_index = None
         if layout is not None:
-            tokens, cell_index = layout.gather(tokens), layout.cell_index
+            tokens = layout.gather(tokens)
+            cell_index = layout.cell_index
         lengths = cache.lengths[rows.start : rows.stop]
         # with only two columns, each follows the one before it
         parents = None if tree is None or tree.size < 2 else tree.parents

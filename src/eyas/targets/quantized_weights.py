@@ -96,7 +96,8 @@ class CodedWeight:
     def blocks(self, symmetric: bool) -> WeightBlocks:
         """The weight in blocks, each with the scale of its group, and with the group's zero unless `symmetric`."""
         kinds = {(8, True): WeightFormat.SIGNED8, (4, True): WeightFormat.SIGNED4, (4, False): WeightFormat.ZERO4}
-        codes, of_blocks = self.codes(), self.groups[::GROUP]
+        codes = self.codes()
+        of_blocks = self.groups[::GROUP]
         codes = F.pad(codes, (0, -codes.shape[1] % GROUP)).view(len(codes), -1, GROUP)
         zeros = None if symmetric else self.zeros.to(torch.uint8)[:, of_blocks]
         return WeightBlocks(kinds[self.bits, symmetric], codes, self.scales.half()[:, of_blocks], zeros)
@@ -162,7 +163,9 @@ class _Packing:
     """Decides which weights stay packed, by the model's parameters, and which are left to be dequantized."""
 
     def __init__(self, model: nn.Module, method: str, packs: bool) -> None:
-        self._model, self._method, self._packs = model, method, packs
+        self._model = model
+        self._method = method
+        self._packs = packs
         self.packed: dict[str, PackedWeight] = {}
         self.left: dict[str, CodedWeight] = {}
         self.reasons: Counter[str] = Counter()
@@ -174,7 +177,8 @@ class _Packing:
     def add(self, prefix: str, coded: CodedWeight) -> None:
         """Add a weight; experts wait until `finish` has all experts of their layer."""
         self.left[prefix] = coded
-        module, expert = _submodule(self._model, prefix), _EXPERT.search(prefix)
+        module = _submodule(self._model, prefix)
+        expert = _EXPERT.search(prefix)
         if isinstance(module, nn.Linear):
             if module.weight.shape != coded.shape:
                 raise ModelError(f"{prefix} is {list(coded.shape)}, and {list(module.weight.shape)} in the model")
@@ -236,7 +240,8 @@ class _Reader:
 
     def __init__(self, name: str, settings: Mapping[str, Any], layers: int) -> None:
         """Open the tensors of the first `layers` layers. Raises ModelError for scales without codes."""
-        self._name, self._settings = name, settings
+        self._name = name
+        self._settings = settings
         self._files: dict[str, Any] = {}
         self.method = str(getattr(settings["quant_method"], "value", settings["quant_method"]))
         for file in weight_files(name):
@@ -297,7 +302,8 @@ def _awq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
         codes = _codes(_present(words), 4)
         return codes.view(len(codes), -1, 8)[..., _AWQ_ORDER].flatten(1).T
 
-    scales, words = _present(take("scales")).T, _present(take("qweight"))
+    scales = _present(take("scales")).T
+    words = _present(take("qweight"))
     if words.shape[1] * 8 != len(scales):
         raise ValueError(f"{words.shape[1]} words for {len(scales)} outputs")
     groups = _in_order(len(words), settings)
@@ -313,7 +319,8 @@ def _gptq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
     bits, more = divmod(32 * zeros.shape[1], scales.shape[1])
     if bits not in (4, 8) or more or words.shape[1] != scales.shape[1]:
         raise ValueError(f"{bits} bits, words {list(words.shape)} for scales {list(scales.shape)}")
-    inputs, order = len(words) * 32 // bits, take("g_idx")
+    inputs = len(words) * 32 // bits
+    order = take("g_idx")
     read = _codes(zeros, bits).to(torch.int16)
     if settings.get("checkpoint_format", "gptq") != "gptq_v2":
         read = read + 1
@@ -325,9 +332,11 @@ def _gptq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
 
 def _compressed(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:  # noqa: ARG001  # shapes say it all
     """compressed-tensors' `pack-quantized`: words [O, I / W], and zeros in words [O / W, G]; or plain int8 weights."""
-    packed, scales = take("weight_packed"), _present(take("weight_scale"))
+    packed = take("weight_packed")
+    scales = _present(take("weight_scale"))
     if packed is None:
-        shape, bits = list(_present(take("weight")).shape), 8
+        shape = list(_present(take("weight")).shape)
+        bits = 8
         if _present(take("weight")).dtype != torch.int8:
             raise ValueError(f"codes are {_present(take('weight')).dtype}")
     else:
@@ -338,7 +347,8 @@ def _compressed(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:  # noq
         bits = fitting[0]
     outputs, inputs = shape
     scales = scales.expand(outputs, 1) if scales.numel() == 1 else scales.view(outputs, -1)
-    zeros, order = take("weight_zero_point"), take("weight_g_idx")
+    zeros = take("weight_zero_point")
+    order = take("weight_g_idx")
     if zeros is None:
         zeros = torch.full(scales.shape, 1 << (bits - 1))
     elif packed is not None and zeros.dtype == torch.int32:

@@ -67,7 +67,8 @@ class StateModule(nn.Module):
             return made
 
         several = states.path.steps > 1 or (self.alone and len(states.path.rows) > 1)
-        steps, out = ModuleSteps(self, hidden.flatten(0, 1), step, several), None
+        steps = ModuleSteps(self, hidden.flatten(0, 1), step, several)
+        out = None
         with steps.prepared():
             for tokens, made in states.walk(steps):
                 if out is None:
@@ -90,7 +91,9 @@ class ModuleSteps:
 
         With `several` steps, the outputs of wide linears are computed once for all tokens.
         """
-        self.module, self._hidden, self._step = module, hidden, step
+        self.module = module
+        self._hidden = hidden
+        self._step = step
         self._first = [_Computed(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
         self._stand_ins: dict[str, nn.Module | None] = dict(zip(module.wide.first, self._first, strict=False))
         if several and module.wide.last is not None:
@@ -160,7 +163,8 @@ def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
             kind: Any = type(module)
             module.__class__ = _before(kind)
         assert isinstance(module, StateModule)
-        module.wide, module.alone = wide, False
+        module.wide = wide
+        module.alone = False
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types

@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.experts import NativeExperts
 
-_DRAWS, _TIMES, _STEPS = 16, 2.0, 4
+_DRAWS = 16
+_TIMES = 2.0
+_STEPS = 4
 
 
 class RoundingTrial:
@@ -39,7 +41,10 @@ class RoundingTrial:
         `run` may compute in a wider dtype.
         """
         self.expected = run()
-        self._products, self._dtype, self._run, self._drawn = products, dtype, run, 0
+        self._products = products
+        self._dtype = dtype
+        self._run = run
+        self._drawn = 0
         self._noise = torch.zeros(len(self.expected), dtype=self.expected.dtype)  # [T]
 
     def apart(self, found: Tensor) -> Tensor:

@@ -110,7 +110,8 @@ class SlotCache:
         """The passes recorded over this cache; None = record none."""
         self.drafts: PassGraphs | None = None
         """The whole drafts recorded over this cache; recording them may fail where recording passes doesn't."""
-        self._dtype, self.device = dtype, device
+        self._dtype = dtype
+        self.device = device
         self._dense = dense_columns(device)
         self.capacity = capacity
         """C, the number of columns allocated for every slot."""
@@ -165,13 +166,16 @@ class SlotCache:
         """
         if (slots, capacity) == (self.slots, self.capacity):
             return
-        reshaping, self.reshaping = self.reshaping, None
+        reshaping = self.reshaping
+        self.reshaping = None
         if reshaping is None or reshaping.shape != (slots, capacity):
             reshaping = Reshaping(self, slots, capacity)
         reshaping.finish([length + staged for length in self.lengths])
         if self.states is not None and slots != self.slots:
             self.states.reshape(slots)
-        self._groups, self.capacity, self._addresses = reshaping.groups, capacity, None
+        self._groups = reshaping.groups
+        self.capacity = capacity
+        self._addresses = None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
         for graphs in (self.graphs, self.drafts):  # they hold the old addresses
             if graphs is not None:
@@ -190,7 +194,8 @@ class SlotCache:
         if end is None or lengths is None:
             if all(length + before == first for length in known):
                 return Staging(rows, first, first + width, None)
-            lengths, end = to_device(known, self.device), first + width
+            lengths = to_device(known, self.device)
+            end = first + width
         columns = lengths.unsqueeze(1) + torch.arange(before, before + width, device=lengths.device)  # [R, Q]
         return Staging(rows, end - width, end, columns[:, None, :, None])
 
@@ -230,7 +235,9 @@ class SlotCache:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""
         if self.states is not None:
             self.states.commit(rows, paths)
-        slots, sources, targets = [], [], []
+        slots = []
+        sources = []
+        targets = []
         for slot, path in zip(rows, paths, strict=True):
             length = self.lengths[slot]
             for offset, column in enumerate(path):
@@ -259,7 +266,8 @@ class SlotCache:
             if length:
                 raise InvariantError(f"the recurrent states of slot {slot} can't go back to {length} tokens")
             self.states.clear(slot)
-        before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
+        before = self.lengths[slot]
+        self.lengths[slot] = min(self.lengths[slot], length)
         if self.reshaping is not None:
             self.reshaping.forget(slot, length)
         if not length and before:
@@ -272,7 +280,8 @@ class SlotCache:
             group[:, target, :, :used] = group[:, source, :, :used]
         if self.states is not None:
             self.states.move(source, target)
-        self.lengths[target], self.lengths[source] = used, 0
+        self.lengths[target] = used
+        self.lengths[source] = 0
         if self.reshaping is not None:
             self.reshaping.forget(target, 0)
             self.reshaping.forget(source, 0)
@@ -292,7 +301,8 @@ class SlotCache:
 
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
         width = shape.size + SCALE_BYTES * self.in_codes
-        size, dtype = (count, slots, shape.heads, capacity, width), torch.int8 if self.in_codes else self._dtype
+        size = (count, slots, shape.heads, capacity, width)
+        dtype = torch.int8 if self.in_codes else self._dtype
         gib = count * slots * capacity * _column_bytes(shape, self._dtype, self.in_codes) / 2**30
         why = (
             f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
@@ -386,7 +396,8 @@ class CacheRoom:
         """`dense` None: every rectangle takes all of its memory."""
         self.slots = self.columns = self.beside = 0
         self.limit = limit
-        self._most_slots, self._dense = most_slots, dense
+        self._most_slots = most_slots
+        self._dense = dense
         self._peak = (0, 0)
         self._rows: Sequence[int] = ()  # columns that each row needs
         self._found = math.inf  # tokens that memory turned out to have room for
@@ -422,7 +433,8 @@ class CacheRoom:
         Its sides double, columns by at most `_MOST_MORE`, so that copies are rare. It also makes room for `expected`
         slots and for the columns needed `soon`. Close to the limit it takes what is left.
         """
-        slots, columns = len(rows), max(rows, default=0)
+        slots = len(rows)
+        columns = max(rows, default=0)
         self._rows = tuple(rows)
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if self.has(slots, columns):
@@ -436,7 +448,8 @@ class CacheRoom:
         """Plan the rectangle that will soon be needed to `cover` slots x columns, if the limits allow it."""
         planned = self.planned or (0, 0)
         if (slots > planned[0] or columns > planned[1]) and self._may(slots, columns):
-            self.planned, self.ready = self._larger(slots, columns, expected, columns), False
+            self.planned = self._larger(slots, columns, expected, columns)
+            self.ready = False
 
     def _larger(self, slots: int, columns: int, expected: int, soon: int) -> tuple[int, int]:
         wide, long = self.slots, self.columns
@@ -446,7 +459,8 @@ class CacheRoom:
             long = max(columns, soon, int(min(long + min(long, _MOST_MORE), self.context + _GRANULE)))
             long += -long % _GRANULE
         if not self._may(wide, long):
-            wide, long = slots, int(min(long, self.most(slots) // slots - self.beside))
+            wide = slots
+            long = int(min(long, self.most(slots) // slots - self.beside))
         return wide, max(long, columns)
 
     def _may(self, slots: int, columns: int) -> bool:
@@ -454,16 +468,20 @@ class CacheRoom:
 
     def exhausted(self) -> None:
         """Record that memory ran out for the rectangle of `cover`: stay well below it until the engine is idle."""
-        self._found, self.slots, self.planned = self.tokens // 2, 0, None
+        self._found = self.tokens // 2
+        self.slots = 0
+        self.planned = None
 
     def shrink(self) -> bool:
         """Give back what the busy period that just ended hasn't needed; return whether the rectangle changed."""
         (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
-        self._rows, self.planned = (), None
+        self._rows = ()
+        self.planned = None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
         if slots * columns * 2 > self.slots * self.columns:
             return False
-        self.slots, self.columns = slots, columns
+        self.slots = slots
+        self.columns = columns
         return True
 
     def _sparse(self, columns: int) -> bool:
@@ -482,13 +500,17 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
-        self._slots, self.staging, self.layout, self.states = slots, staging, layout, slots.states
+        self._slots = slots
+        self.staging = staging
+        self.layout = layout
+        self.states = slots.states
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if self.layout is not None:  # [1, Hkv, T, D]
-            key_states, value_states = self.layout.pad_heads(key_states), self.layout.pad_heads(value_states)
+            key_states = self.layout.pad_heads(key_states)
+            value_states = self.layout.pad_heads(value_states)
         return self._slots.write(layer_idx, key_states, value_states, self.staging)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -238,7 +238,8 @@ class RecurrentStates(SlotStates):
     def __init__(self, shapes: Mapping[StateKey, StateShape], slots: int, device: torch.device) -> None:
         """Allocate the states of `slots` empty slots. Raises CacheMemoryError."""
         super().__init__(slots)
-        self._shapes, self._device = shapes, device
+        self._shapes = shapes
+        self._device = device
         self._held = self._zeros(slots)  # [slots, ...] each
         self._staged: dict[StateKey, Tensor] = {}  # [R, ...] each
         self._steps: list[StepsOfPass] = []  # of the layers that have run guesses
@@ -261,7 +262,9 @@ class RecurrentStates(SlotStates):
             path = StatePath.of_trees(rows, tokens, layout, self._device)
         else:
             path = StatePath.of_prompts(rows, tokens, layout, self._device)
-        self.path, self._steps, self._lengths = path, [], lengths
+        self.path = path
+        self._steps = []
+        self._lengths = lengths
         self.copies.begin(path.rows)
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
         if len(path.sure[0].tokens) < len(path.rows):  # otherwise, the first step replaces these views
@@ -322,7 +325,8 @@ class RecurrentStates(SlotStates):
         at = to_device(slots, self._device)
         for key, staged in self._staged.items():
             self._held[key][at] = staged[at - done.rows.start]
-        self._staged, self._steps = {}, []
+        self._staged = {}
+        self._steps = []
 
     def reshape(self, slots: int) -> None:
         self.copies.reshape(slots)
@@ -383,7 +387,8 @@ class StateCopies:
 
     def begin(self, rows: range) -> None:
         """Begin a pass, dropping the copies made in one that wasn't committed."""
-        self._rows, self._made = rows, {}
+        self._rows = rows
+        self._made = {}
 
     def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> CopiesWanted:
         """The copies to make in a pass that reads `counts` [R] more tokens in rows of `lengths` [R] tokens."""
@@ -410,7 +415,8 @@ class StateCopies:
         for slot in slots:
             made = self._made.get(slot - self._rows.start)
             if made:
-                last, mark = max(made), self._marks[slot]
+                last = max(made)
+                mark = self._marks[slot]
                 self._kept[slot] = {
                     tokens: states for tokens, states in {**self._kept[slot], **made}.items() if tokens in (last, mark)
                 }
@@ -424,7 +430,8 @@ class StateCopies:
 
     def clear(self, slot: int) -> None:
         """Forget a slot's copies."""
-        self._marks[slot], self._kept[slot] = 0, {}
+        self._marks[slot] = 0
+        self._kept[slot] = {}
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence's copies to the slot that it moves to."""
@@ -441,7 +448,8 @@ class LevelStates:
         """A level that continues from the states with indexes `which` [W] in `above`."""
         self.reached: dict[StateKey, Tensor] = {}
         """The states after the level's tokens, [W, ...] each."""
-        self._above, self._which = above, which
+        self._above = above
+        self._which = which
 
     def singly(self) -> Iterator[LevelStates]:
         """Yield the states of each of the level's tokens alone, and collect in `reached` what they reach."""

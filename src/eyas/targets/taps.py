@@ -50,7 +50,8 @@ def choose_taps(config: Any) -> tuple[int, ...]:
 def why_taps(config: Any, taps: tuple[int, ...]) -> str:
     """A sentence that says where the taps are and why, for reports and the command line."""
     config = config.get_text_config()
-    defaults, full = default_taps(config.num_hidden_layers), _full_attention_boundaries(config)
+    defaults = default_taps(config.num_hidden_layers)
+    full = _full_attention_boundaries(config)
     shown = ", ".join(map(str, taps))
     if not attention_plan(config).hybrid:
         return f"taps {shown}: " + ("the usual ones, all layers being alike" if taps == defaults else "as requested")

@@ -87,9 +87,11 @@ def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 
 def _in_chunks(target: Passes, tokens: Tensor, lengths: Sequence[int], taps: Sequence[int], chunk: int) -> Trace:
     """`trace` a chunk at a time, over a cache."""
-    rows, longest = range(len(tokens)), max(lengths)
+    rows = range(len(tokens))
+    longest = max(lengths)
     cache = target.allocate(len(rows), longest)
-    finals, taken = list[Tensor](), list[Tensor]()
+    finals = list[Tensor]()
+    taken = list[Tensor]()
     for start in range(0, longest, chunk):
         piece = tokens[:, start : min(start + chunk, longest)]
         counts = [min(max(length - start, 0), piece.shape[1]) for length in lengths]
@@ -108,7 +110,8 @@ class FinalNorm:
     """
 
     def __init__(self, target: EmbeddingAndHead) -> None:
-        self.target, outputs = target, list[Any]()
+        self.target = target
+        outputs = list[Any]()
         self._pass, self._layer = _without_layers(target.model.base_model, target.layers)
         handle = target.layers[-1].register_forward_hook(lambda _module, _args, output: outputs.append(output))
         try:

@@ -62,7 +62,8 @@ def choose_passes(target: Passes) -> None:
 
     A verdict that was reached earlier for the same model on this machine is reused (`native/verdicts.py`).
     """
-    native, file = target.native, verdict_file(target)
+    native = target.native
+    file = verdict_file(target)
     if native is None or file is None:
         _try_passes(target)
         return
@@ -82,10 +83,15 @@ def choose_passes(target: Passes) -> None:
 def _try_passes(target: Passes) -> str | None:
     """`choose_passes` by trials; returns why an existing native decoder isn't used, or None."""
     with inputs_as_floats(target.model, target.native):
-        native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
+        native = target.native
+        ragged = target.ragged
+        own = target.model.config._attn_implementation
         record = target.record
-        target.native, target.ragged, target.record = None, False, None
-        trial, why = PassTrial(target), None
+        target.native = None
+        target.ragged = False
+        target.record = None
+        trial = PassTrial(target)
+        why = None
         if native is not None:
             why = _try_native(target, native, ragged, trial)
             if why is None:
@@ -114,11 +120,13 @@ def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: Pass
     except _RAISED as error:
         why = f"a layer can't be tried alone: {type(error).__name__}: {error}"
     if why is None:
-        target.native, target.ragged = native, ragged
+        target.native = native
+        target.ragged = ragged
         if trial.passed():
             return None
         why = "passes give different logits, although each layer agrees"
-    target.native, target.ragged = None, False
+    target.native = None
+    target.ragged = False
     return why
 
 
@@ -134,8 +142,10 @@ class PassTrial:
     """
 
     def __init__(self, target: Passes) -> None:
-        self._target, self._attention = target, target.model.config._attn_implementation
-        self._firsts, self._cache = first_tokens(target), target.allocate(2)
+        self._target = target
+        self._attention = target.model.config._attn_implementation
+        self._firsts = first_tokens(target)
+        self._cache = target.allocate(2)
         self._expected = [_trial(target, self._cache, self._firsts[0])]  # raises what the model's own passes raise
         self._noise = list[float]()
 
@@ -181,12 +191,14 @@ class PassTrial:
         """Logits [4, V] of a trial of the passes to compare with; then the target runs as before."""
         target, attention = self._target, self._target.model.config._attn_implementation
         native, ragged = target.native, target.ragged
-        target.native, target.ragged = None, False
+        target.native = None
+        target.ragged = False
         _attend(target, self._attention)
         try:
             return _trial(target, self._cache, first)
         finally:
-            target.native, target.ragged = native, ragged
+            target.native = native
+            target.ragged = ragged
             _attend(target, attention)
 
 
@@ -231,7 +243,8 @@ def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
     valid = torch.tensor([[True, True], [False, False]], device=target.device)
     tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
     recorded = cache.graphs is not None
-    prompts, chunk = [tokens[0].tolist() * 2, tokens[1].tolist()], 2 if recorded else 512
+    prompts = [tokens[0].tolist() * 2, tokens[1].tolist()]
+    chunk = 2 if recorded else 512
     for _ in target.prefill(cache, rows, prompts, (), chunk):
         if recorded:  # with other lengths and roots than in the pass whose logits are compared
             target.verify(cache, rows, tokens[:, 0], tree, ())
@@ -246,7 +259,8 @@ def find_odd_steps(target: Passes) -> None:
     PyTorch computes an elementwise function in vectors of 128 bytes, and the remainder by another formula. Matrix
     products may be summed in an order that depends on the number of rows. A guess must get the bits of plain decoding.
     """
-    cache, device = target.allocate(1), target.device
+    cache = target.allocate(1)
+    device = target.device
     count = max(TOGETHER)
     tokens = (torch.arange(count, device=device).unsqueeze(0) * 7 + target.vocab_size // 2) % target.vocab_size
     target.prefill_chunk(cache, range(1), tokens.tolist(), ())
@@ -299,8 +313,11 @@ def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, .
     def ids(offsets: Sequence[int]) -> tuple[int, ...]:
         return tuple((first + offset) % target.vocab_size for offset in offsets)
 
-    rows, cache, device = range(2), target.allocate(2), target.device
-    prompts, last = [ids(offsets) for offsets in _PROMPTS], ids((8, 2))
+    rows = range(2)
+    cache = target.allocate(2)
+    device = target.device
+    prompts = [ids(offsets) for offsets in _PROMPTS]
+    last = ids((8, 2))
     for _ in target.prefill(cache, rows, prompts, (), 2):
         pass
     guesses = [ids(range(7 * row, 7 * row + len(_PARENTS))) for row in rows]
@@ -313,7 +330,8 @@ def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, .
     cache.commit(rows, _KEPT)
     after = target.verify(cache, rows, torch.tensor(last, device=device), DraftTree.empty(2, device), ()).logits.rows
 
-    found, paths = list[Tensor](), list[tuple[int, ...]]()
+    found = list[Tensor]()
+    paths = list[tuple[int, ...]]()
     for row, prompt in enumerate(prompts):
         texts = [prompt]
         for parent, token in zip(_PARENTS, guesses[row], strict=True):

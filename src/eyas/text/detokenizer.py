@@ -49,7 +49,8 @@ class Detokenizer:
         return self._emit(len(self._pending), piece)
 
     def _emit(self, count: int, piece: str) -> str:
-        self._context, self._pending = self._pending[:count] or self._context, self._pending[count:]
+        self._context = self._pending[:count] or self._context
+        self._pending = self._pending[count:]
         return piece
 
     def _added_text(self, tokens: list[int]) -> str:

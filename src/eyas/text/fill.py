@@ -126,10 +126,12 @@ def encode_fill(
     # p = prefix, s = suffix: [bos] [project mark, name] ([file mark, name, text])* [file mark, name]
     # then <pre> p <suf> s <mid>, or with the suffix first <suf> s <pre> p <mid>
     plain = _PlainText(tokenizer)
-    p, s = list(plain(prefix) if isinstance(prefix, str) else prefix), list(plain(suffix))
+    p = list(plain(prefix) if isinstance(prefix, str) else prefix)
+    s = list(plain(suffix))
     started = list(plain(begun)) if begun else []
     if most is not None:
-        p, s = p[max(0, len(p) - most[0]) :], s[: max(0, most[1] - len(started))]
+        p = p[max(0, len(p) - most[0]) :]
+        s = s[: max(0, most[1] - len(started))]
     p += started
     first, second = (s, p) if form.suffix_first else (p, s)
     files = _files(form, plain, extra) if extra or named else []
@@ -151,7 +153,8 @@ class _PlainText:
     """Tokenizes texts without special tokens: neither those that a tokenizer adds nor those that a text spells out."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._control = tokenizer, control_tokens(tokenizer, "")
+        self._tokenizer = tokenizer
+        self._control = control_tokens(tokenizer, "")
 
     def __call__(self, text: str) -> list[int]:
         broken = self._control.break_up(text)

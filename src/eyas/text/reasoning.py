@@ -236,7 +236,8 @@ class ThoughtSplitter:
 
     def _take(self, count: int, *, thought: bool, hidden: bool = False) -> list[Piece]:
         """Take characters from the held text, without showing them if they are `hidden`."""
-        text, self._held = self._held[:count], self._held[count:]
+        text = self._held[:count]
+        self._held = self._held[count:]
         self._stop += len(text)
         return [Piece("" if hidden else text, thought, self._stop)] if text else []
 

@@ -100,7 +100,9 @@ def encode_chat(
     """
     if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
-    turns, schemas, given = _template_turns(tokenizer, messages), list(tools) if tools else None, dict(variables or {})
+    turns = _template_turns(tokenizer, messages)
+    schemas = list(tools) if tools else None
+    given = dict(variables or {})
     control = None
     if not parse_special_tokens:
         control = control_tokens(tokenizer, str(tokenizer.chat_template))
@@ -161,7 +163,8 @@ class ControlTokens:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {token.content for token in added if token.special}
         written = {token.content for token in added if token.content.strip() and token.content in template}
-        self._special, self._all = _beginnings(special), _beginnings(special | written)
+        self._special = _beginnings(special)
+        self._all = _beginnings(special | written)
         self._original = tokenizer
         self.mark = f"mark{secrets.token_hex(16)}"  # random, so that no text contains it
 

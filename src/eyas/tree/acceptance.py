@@ -61,7 +61,8 @@ def graded(found: Proposal, emitted: Sequence[int]) -> list[GradedStep]:
     steps = list[GradedStep]()
     if not found.tokens:
         return steps
-    children, node = found.children(), -1
+    children = found.children()
+    node = -1
     for token in emitted:
         right = -1
         for rank, child in enumerate(children[node + 1]):
@@ -97,7 +98,9 @@ class Acceptance:
         columns = (tree.acceptable.tolist(), tree.parents.tolist(), tree.logprob.tolist(), sources)
         tested = []
         for row, (path, *nodes) in enumerate(zip(paths, *columns, strict=True)):  # lists: few nodes are tested
-            walked, begun, logprobs = set(path), set[tuple[int, int]](), nodes[2]
+            walked = set(path)
+            begun = set[tuple[int, int]]()
+            logprobs = nodes[2]
             for node, (valid, parent, logprob, source) in enumerate(zip(*nodes, strict=True), 1):
                 if valid and parent + 1 in walked:
                     step = logprob - logprobs[parent] if parent >= 0 else logprob
@@ -124,7 +127,8 @@ class Acceptance:
 
     def _count(self) -> None:
         """Count the nodes of the waiting rounds."""
-        rounds, self._waiting = self._waiting, []
+        rounds = self._waiting
+        self._waiting = []
         if rounds:
             group, later, steps, accepted = map(
                 np.array, zip(*(node for nodes in rounds for node in nodes), strict=True)
@@ -172,7 +176,8 @@ class Acceptance:
 
     def _prior(self, groups: Sequence[int]) -> Array:
         """The drafter's probabilities [., 2, K] for some groups, raised to the most likely power."""
-        taken, refused = self._accepted[groups], self._offered[groups] - self._accepted[groups]
+        taken = self._accepted[groups]
+        refused = self._offered[groups] - self._accepted[groups]
         likelihood = taken @ np.log(_RAISED).T + refused @ np.log1p(-_RAISED).T - _DOUBT * np.log2(_POWERS) ** 2
         out: Array = _RAISED[likelihood.argmax(2)]  # of [., 2, P]
         return out
@@ -203,7 +208,9 @@ def never_rising(values: Array, weights: Array) -> Array:
     """The non-increasing sequence closest to `values` [K] by weighted least squares."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, mass, length = value, weight, 1
+        mean = value
+        mass = weight
+        length = 1
         while blocks and blocks[-1][0] < mean:
             other, other_mass, other_length = blocks.pop()
             mean = (mean * mass + other * other_mass) / (mass + other_mass)

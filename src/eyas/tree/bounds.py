@@ -16,7 +16,8 @@ _MOST = {
 def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
     """Raise UsageError for sizes out of bounds (None = not limited) and for a threshold outside [0, 1)."""
     for name, size in sizes.items():
-        least, most = _LEAST.get(name, 1), _MOST[name]
+        least = _LEAST.get(name, 1)
+        most = _MOST[name]
         if size is not None and size < least:
             raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
         if size is not None and size > most:

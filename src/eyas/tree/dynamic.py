@@ -23,7 +23,8 @@ class BeamGrowth:
     """Grows candidates of up to `depth` levels, with beams of `fanout` nodes and `fanout` children of each."""
 
     def __init__(self, depth: int, fanout: int, batch: int, device: torch.device) -> None:
-        self._depth, self._fanout = depth, fanout
+        self._depth = depth
+        self._fanout = fanout
         self._beam_score = torch.zeros(batch, 1, device=device)  # [B, W] logarithm of the path's value
         self._beam_logprob = self._beam_score  # [B, W] log-probability of the path
         self._beam_index = torch.full((batch, 1), -1, dtype=torch.int64, device=device)  # [B, W] into candidates
@@ -59,17 +60,20 @@ class BeamGrowth:
         self._scores.append(scores)
         self._logprobs.append(logprobs)
         self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
-        offset, self._count = self._count, self._count + flat.shape[1]
+        offset = self._count
+        self._count = self._count + flat.shape[1]
         if len(self._tokens) == self._depth:
             return None
         if flat.shape[1] == 1:  # a chain: nothing to choose
-            self._beam_score, best = scores, torch.zeros_like(flat)
+            self._beam_score = scores
+            best = torch.zeros_like(flat)
         else:
             self._beam_score, best = scores.topk(min(self._fanout, scores.shape[1]), dim=1)  # [B, W']
         if not self._wants_another_level():
             return None
         if flat.shape[1] == 1:
-            self._beam_logprob, self._beam_index = logprobs, best + offset
+            self._beam_logprob = logprobs
+            self._beam_index = best + offset
             self._beams.append(best)
             return Frontier(flat, best)
         self._beam_logprob = logprobs.gather(1, best)
@@ -189,11 +193,13 @@ class DynamicGrowth(BeamGrowth):
 
     def __init__(self, spec: DynamicTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.top_k, batch, device)
-        self._spec, self._drafting = spec, drafting
+        self._spec = spec
+        self._drafting = drafting
 
     def finished(self, found: BeamLevels) -> DraftTree:
         """The trees from the candidates of a complete search."""
-        self._tokens, self._parents = [torch.from_numpy(found.tokens)], [torch.from_numpy(found.parents)]
+        self._tokens = [torch.from_numpy(found.tokens)]
+        self._parents = [torch.from_numpy(found.parents)]
         self._scores = [torch.from_numpy(found.scores)]
         return self.tree()
 
@@ -205,7 +211,8 @@ class DynamicGrowth(BeamGrowth):
         if self._spec.threshold > 0.0:
             confident = ranked[:, :keep] >= math.log(self._spec.threshold)
             counts: list[int] = confident.sum(1).tolist()
-            keep, counted = max(counts), sum(counts)
+            keep = max(counts)
+            counted = sum(counts)
         # candidate order is level order, so ascending indices put parents first
         chosen = order[:, :keep].sort(dim=1).values  # [B, N]
         # [B, 1 + M] column of the root (-1) and of each candidate

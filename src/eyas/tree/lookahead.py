@@ -100,7 +100,8 @@ class _RowNodes(NamedTuple):
 
 def _row(branches: Branches) -> _RowNodes:
     first, *further = branches.levels
-    tokens, parents = [*first], [*range(-1, len(first) - 1)]
+    tokens = [*first]
+    parents = [*range(-1, len(first) - 1)]
     above = [-1, *range(len(first))]  # the nodes of the level above by column, starting with the root
     for level in further:
         parents += above[: len(level)]

@@ -73,7 +73,8 @@ def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
 def _best_path(proposal: Proposal, depth: int) -> list[int]:
     """The path of best children, at most `depth` long."""
     path: list[int] = []
-    node, children = -1, proposal.children()
+    node = -1
+    children = proposal.children()
     while children[node + 1] and len(path) < depth:
         node = children[node + 1][0]
         path.append(node)
@@ -82,7 +83,8 @@ def _best_path(proposal: Proposal, depth: int) -> list[int]:
 
 def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
     """Trees with the nodes `kept` [B] of each proposal, parents before children."""
-    width, deepest = max(map(len, kept)), 0
+    width = max(map(len, kept))
+    deepest = 0
     tokens, parents = [[0] * width for _ in kept], [[-1] * width for _ in kept]
     logprobs, valid = [[0.0] * width for _ in kept], [[False] * width for _ in kept]
     for row, (nodes, proposal) in enumerate(zip(kept, proposals, strict=True)):
@@ -91,8 +93,10 @@ def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> Dr
             above, logprob, depth = reached[proposal.parents[node]]
             logprob, depth = logprob + proposal.logprobs[node], depth + 1
             reached[node] = column, logprob, depth
-            tokens[row][column], parents[row][column] = proposal.tokens[node], above
-            logprobs[row][column], valid[row][column] = logprob, True
+            tokens[row][column] = proposal.tokens[node]
+            parents[row][column] = above
+            logprobs[row][column] = logprob
+            valid[row][column] = True
             deepest = max(deepest, depth)
     t = torch.tensor
     return DraftTree(t(tokens), t(parents), t(logprobs), t(valid), deepest, counted=sum(map(len, kept)))
@@ -105,13 +109,17 @@ def _all_at_once(spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence
     tokens, parents = [[-1] * count for _ in proposals], [[-1] * count for _ in proposals]
     steps, later = [[_ABSENT] * count for _ in proposals], [[False] * count for _ in proposals]
     for row, (proposal, of_row) in enumerate(zip(proposals, levels, strict=True)):
-        columns, begun, start = {-1: -1}, set[int](), 0
+        columns = {-1: -1}
+        begun = set[int]()
+        start = 0
         for size, nodes in zip(sizes, of_row, strict=False):
             for column, node in enumerate(nodes, start):
                 parent = columns[proposal.parents[node]]
                 columns[node] = column
-                tokens[row][column], parents[row][column] = proposal.tokens[node], parent
-                steps[row][column], later[row][column] = proposal.logprobs[node], parent in begun
+                tokens[row][column] = proposal.tokens[node]
+                parents[row][column] = parent
+                steps[row][column] = proposal.logprobs[node]
+                later[row][column] = parent in begun
                 begun.add(parent)
             start += size
     growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])

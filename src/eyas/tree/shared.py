@@ -107,7 +107,8 @@ class SharedTree(TreeSpec):
         `allowed` [B, M or 1]: which of them may be kept; None = all.
         """
         scores = scores.to(torch.float32)
-        priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
+        priority = scores.clamp(min=_IMPOSSIBLE)
+        value = scores.exp()
         if self.threshold > 0.0:
             priority.masked_fill_(value < self.threshold, -math.inf)
         if allowed is not None:
@@ -181,7 +182,8 @@ class PlannedTree(TreeSpec):
         return SharedGrowth(self, batch, device, drafting)
 
     def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
-        threshold, alone = self.shape.threshold, batch == 1 and (drafting is None or drafting[0])
+        threshold = self.shape.threshold
+        alone = batch == 1 and (drafting is None or drafting[0])
         return BeamSearch(
             self.depth,
             self.max_fanout,
@@ -197,7 +199,8 @@ class PlannedTree(TreeSpec):
     def _searched(self, batch: int, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
         if found.chosen is None:
             return HostGrowth(self, batch, drafting).finished(found)
-        chosen, size = found.chosen, len(found.chosen.logprobs)
+        chosen = found.chosen
+        size = len(found.chosen.logprobs)
         _, parents, tokens = torch.from_numpy(chosen.nodes).unsqueeze(1).unbind()  # [1, N] each
         candidates = None
         if self.keeps_candidates:
@@ -266,7 +269,9 @@ class SharedGrowth(BeamGrowth):
 
     def __init__(self, plan: PlannedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(plan.depth, plan.max_fanout, batch, device)
-        self._plan, self._batch, self._device = plan, batch, device
+        self._plan = plan
+        self._batch = batch
+        self._device = device
         if plan.prices is not None:
             raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
@@ -280,7 +285,9 @@ class SharedGrowth(BeamGrowth):
         return steps if self._plan.values is None else self._plan.values.look_up(steps, self._groups)
 
     def tree(self) -> DraftTree:
-        shape, scores = self._plan.shape, torch.cat(self._scores, dim=1)  # [B, M]
+        # [B, M]
+        shape = self._plan.shape
+        scores = torch.cat(self._scores, dim=1)
         allowed = None
         if len(self._drafting) < self._batch:
             drafting = torch.zeros(self._batch, 1, dtype=torch.bool)
@@ -307,7 +314,8 @@ class HostGrowth:
 
     def __init__(self, plan: PlannedTree, batch: int, drafting: Sequence[bool] | None) -> None:
         """Rows that aren't `drafting` [B] get no nodes; None = all are."""
-        self._plan, self._batch = plan, batch
+        self._plan = plan
+        self._batch = batch
         self._rows = np.arange(batch)[:, None]  # pairs with an index of columns [B, N]
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = np.array((0,) * batch if plan.groups is None else plan.groups)
@@ -343,7 +351,8 @@ class HostGrowth:
         scores = (self._beam_score[:, :, None] + self._worth(steps, np.arange(fanout) > 0)).reshape(self._batch, -1)
         logprobs = (self._beam_logprob[:, :, None] + steps).reshape(self._batch, -1)
         flat = tokens.numpy().reshape(self._batch, -1)
-        offset, self._count = self._count, self._count + flat.shape[1]
+        offset = self._count
+        self._count = self._count + flat.shape[1]
         self._add(flat, scores, logprobs, np.repeat(self._beam_index, fanout, axis=1), [flat.shape[1]])
         if len(self._sizes) == self._plan.depth:
             return None
@@ -351,7 +360,8 @@ class HostGrowth:
         self._beam_score = scores[self._rows, best]
         if not self._wants_another_level():
             return None
-        self._beam_logprob, self._beam_index = logprobs[self._rows, best], best + offset
+        self._beam_logprob = logprobs[self._rows, best]
+        self._beam_index = best + offset
         self._beams.append(best)
         return Frontier(torch.from_numpy(flat[self._rows, best]), torch.from_numpy(best // fanout))
 
@@ -363,7 +373,8 @@ class HostGrowth:
         steps = np.minimum(np.array(logprob, np.float32), np.float32(0.0))
         worth = self._worth(steps[:, None], np.array(later)[:, None])[:, 0]
         scores, logprobs = (np.array(path_sums(part.tolist(), parents), np.float32) for part in (worth, steps))
-        ids, above = np.array(tokens), np.array(parents)
+        ids = np.array(tokens)
+        above = np.array(parents)
         stop = 0
         for size in sizes:
             part = slice(stop, stop + size)
@@ -383,7 +394,8 @@ class HostGrowth:
         column = kept.cumsum(axis=1) - 1  # of each candidate
         # an invalid column copies a candidate whose parent may be gone: make it a child of the root
         parents = np.where(valid & (above >= 0), column[self._rows, above], -1)
-        scores, sizes = _side_by_side(self._scores), self._sizes
+        scores = _side_by_side(self._scores)
+        sizes = self._sizes
         return DraftTree(
             tokens=torch.from_numpy(_side_by_side(self._tokens)[self._rows, chosen]),
             parents=torch.from_numpy(parents),
@@ -420,7 +432,8 @@ class HostGrowth:
 
     def _kept(self, scores: Floats) -> npt.NDArray[np.bool_]:
         """[B, M] bool: the candidates that become nodes."""
-        plan, everyone = self._plan, len(self._drafting) == self._batch
+        plan = self._plan
+        everyone = len(self._drafting) == self._batch
         mask = None if everyone else self._mask()[:, None]
         if plan.prices is not None:
             calibrated = scores if plan.log_calibrations is None else scores + plan.log_calibrations

@@ -95,7 +95,8 @@ class StaticTree(TreeSpec):
         return BeamSearch.by_probability(self.depth, 1, partial(self._chains, drafting))
 
     def _chains(self, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
-        tokens, logprob = torch.from_numpy(found.tokens), torch.from_numpy(found.logprobs)
+        tokens = torch.from_numpy(found.tokens)
+        logprob = torch.from_numpy(found.logprobs)
         parents, ancestors = _of_chains(self, len(tokens))
         valid = all_valid(*tokens.shape)
         tree = DraftTree(tokens, parents, logprob, valid, self.depth, ancestors, counted=tokens.numel())
@@ -165,7 +166,9 @@ class StaticGrowth:
         self._level += 1
         total = self._frontier.unsqueeze(2) + logprob  # [B, W, K]
         if level.whole:
-            chosen, total = tokens.flatten(1), total.flatten(1)  # [B, n]
+            # [B, n]
+            chosen = tokens.flatten(1)
+            total = total.flatten(1)
         else:
             chosen, total = (each[:, level.parents, level.ranks] for each in (tokens, total))
         self._tokens.append(chosen)
@@ -174,7 +177,9 @@ class StaticGrowth:
             return None
         parents = level.parents
         if len(level.inner) < len(parents):
-            chosen, total, parents = chosen[:, level.inner], total[:, level.inner], parents[level.inner]
+            chosen = chosen[:, level.inner]
+            total = total[:, level.inner]
+            parents = parents[level.inner]
         self._frontier = total
         return Frontier(chosen, parents.expand(chosen.shape[0], -1))
 

@@ -46,7 +46,8 @@ def unite(
     allowed = merged.valid
     if spec.max_fanout == 1:
         allowed = _better_chain(merged, scores)
-    kept, most = spec.keep(scores, allowed), min(spec.max_nodes, merged.size)
+    kept = spec.keep(scores, allowed)
+    most = min(spec.max_nodes, merged.size)
     return replace(
         merged.keeping(kept, most, None),
         candidates=None if network is None else network.candidates,
@@ -71,7 +72,8 @@ def expected_levels(
     for parents, valid, worth in zip(
         rows.parents, rows.valid, rows.worth(values, groups, None, exponents), strict=True
     ):
-        levels, depth = list[float](), list[int]()
+        levels = list[float]()
+        depth = list[int]()
         for parent, usable, value in zip(parents, valid, worth, strict=True):
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
             if depth[-1] == len(levels):
@@ -141,7 +143,8 @@ class _Rows(NamedTuple):
                 known = at.get((parent, token)) if usable else None
                 columns.append(len(tokens) if known is None else known)
                 if known is not None:  # a node of both takes the higher of its two probabilities
-                    steps[known], sources[known] = max(steps[known], step), int(Source.BOTH)
+                    steps[known] = max(steps[known], step)
+                    sources[known] = int(Source.BOTH)
                 tokens.append(token)
                 parents.append(parent)
                 steps.append(step)
@@ -166,7 +169,8 @@ class _Rows(NamedTuple):
         for parents, steps, valid, sources, group, shift, power in zip(
             *self[1:], groups.tolist(), shifts, powers, strict=True
         ):
-            sums, begun = list[float](), set[tuple[int, int]]()
+            sums = list[float]()
+            begun = set[tuple[int, int]]()
             for parent, step, usable, source in zip(parents, steps, valid, sources, strict=True):
                 own = min(step, 0.0)
                 if values is not None:
@@ -199,12 +203,17 @@ class _Rows(NamedTuple):
     def tree(self, kept: Sequence[Sequence[bool]], max_depth: int) -> DraftTree:
         """Only the `kept` [B][C] nodes, in order, as tensors; no tree is deeper than `max_depth`."""
         chosen = [[node for node, wanted in enumerate(row) if wanted] for row in kept]
-        width, counted = max(map(len, chosen)), sum(map(len, chosen))
-        numbers, logprob = list[list[list[int]]](), list[list[float]]()
+        width = max(map(len, chosen))
+        counted = sum(map(len, chosen))
+        numbers = list[list[list[int]]]()
+        logprob = list[list[float]]()
         for nodes, tokens, parents, steps, sources in zip(
             chosen, self.tokens, self.parents, self.steps, self.sources, strict=True
         ):
-            column, over, sums, spare = dict[int, int](), list[int](), list[float](), [0] * (width - len(nodes))
+            column = dict[int, int]()
+            over = list[int]()
+            sums = list[float]()
+            spare = [0] * (width - len(nodes))
             for at, node in enumerate(nodes):
                 above = column.get(parents[node], -1)
                 column[node] = at
@@ -232,7 +241,8 @@ def _united_on_host(
     spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
     """`unite` in lists: between two passes each operation of PyTorch takes as long as a dozen nodes."""
-    rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
+    rows = _Rows.of(network, found)
+    depth = max(found.max_depth, 0 if network is None else network.max_depth)
     worth = rows.worth(values, groups, spec.calibrations, spec.copy_exponents)
     kept = spec.kept(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
     promise = list[float]()
@@ -271,7 +281,9 @@ def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
     depth = max(network.max_depth, found.max_depth)
     same = (_paths(found, depth).unsqueeze(2) == _paths(network, depth).unsqueeze(1)).all(3)  # [B, L, N]
     same &= found.valid.unsqueeze(2) & network.valid.unsqueeze(1)
-    known, both = same.any(2), same.any(1)  # [B, L], [B, N]
+    # [B, L], [B, N]
+    known = same.any(2)
+    both = same.any(1)
     nodes = torch.arange(found.size, device=found.tokens.device) + network.size
     column = torch.where(known, same.to(torch.uint8).argmax(2), nodes)  # [B, L] where each found node is now
     parents = torch.cat((network.parents, F.pad(column, (1, 0), value=-1).gather(1, found.parents + 1)), dim=1)

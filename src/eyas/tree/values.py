@@ -138,9 +138,12 @@ def most_profitable(
     rows = len(values)
     most = min(limit or values.shape[1], int((values > 0.0).sum(1).max()))
     ranked = -np.sort(-values, axis=1)
-    node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
-    best, choice = 0.0, NodeChoice(most, 0)
-    fastest, fast_choice = 1.0 if alone is None else max(1.0, rows / alone), choice
+    node_prices = np.asarray(prices)
+    padding = np.concatenate(([0.0], padding_prices or (0.0,)))
+    best = 0.0
+    choice = NodeChoice(most, 0)
+    fastest = 1.0 if alone is None else max(1.0, rows / alone)
+    fast_choice = choice
     # if padding is free, a limit can only lose value
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
         offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
@@ -150,11 +153,13 @@ def most_profitable(
         price = node_prices[: len(offered)] + padding[np.minimum(padded, len(padding) - 1)]
         profit = total - price
         if len(profit) and profit.max() > best:
-            best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
+            best = float(profit.max())
+            choice = NodeChoice(per_row, int(profit.argmax()) + 1)
         if alone is not None and len(profit):
             speed = (rows + total) / (alone + price)
             if speed.max() > fastest:
-                fastest, fast_choice = float(speed.max()), NodeChoice(per_row, int(speed.argmax()) + 1)
+                fastest = float(speed.max())
+                fast_choice = NodeChoice(per_row, int(speed.argmax()) + 1)
     return fast_choice if fastest > 1.0 else choice
 
 
@@ -174,9 +179,11 @@ def most_profitable_of_a_row(
             break
         total += values[node]
         if total - price > best:
-            best, nodes = total - price, count
+            best = total - price
+            nodes = count
         if alone is not None and 1.0 + total > fastest * (alone + price):
-            fastest, fast_nodes = (1.0 + total) / (alone + price), count
+            fastest = (1.0 + total) / (alone + price)
+            fast_nodes = count
     return order[: fast_nodes if fastest > 1.0 else nodes]
 
 

@@ -138,7 +138,8 @@ class Constraint:
         """The mask at `state` if it is known; waits for one that is being computed in the background."""
         if self.coming is not None:
             self.root_mask, seconds = self.coming.result()
-            self.slow, self.coming = seconds > _SHORT, None
+            self.slow = seconds > _SHORT
+            self.coming = None
         return self.root_mask
 
     def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:
@@ -215,13 +216,15 @@ class LegalTree:
         counted = sum(map(sum, keep))
         if tree.scratch is not None:  # never emitted, so grammars don't apply
             scratch = tree.valid & tree.scratch
-            pruned, counted = pruned | scratch, counted + int(scratch.sum())
+            pruned = pruned | scratch
+            counted = counted + int(scratch.sum())
         self.tree = replace(tree, valid=pruned, counted=counted)
         """The trees without illegal nodes, which the target needn't verify."""
 
     def restrict(self, logits: NodeLogits) -> LegalLogits:
         """The target's logits, with illegal tokens ruled out when they are read."""
-        rows, device = logits.index.shape[0], logits.index.device
+        rows = logits.index.shape[0]
+        device = logits.index.device
         legal = _legal_tokens(self._nodes, self.tree.size, rows, self._vocab_size, device)
         return LegalLogits(logits.rows, logits.index, legal)
 

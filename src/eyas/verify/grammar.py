@@ -111,7 +111,8 @@ def _with_preface(preface: str, source: str) -> str:
 
 def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     vocabulary = _vocabulary(tokenizer)
-    library, source = _library(), grammar_source(spec)
+    library = _library()
+    source = grammar_source(spec)
     matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
     trial = matcher.deep_copy()
     for _ in range(_TRIED):

@@ -39,7 +39,8 @@ class BadWords:
     def write(self, slot: int, words: Sequence[Sequence[int]], emitted: Sequence[int]) -> None:
         """Set a slot's words, possibly none, and the answer tokens `emitted` so far."""
         _, count, width = self._words.shape
-        wider, more = max(0, max(map(len, words), default=1) - width), max(0, len(words) - count)
+        wider = max(0, max(map(len, words), default=1) - width)
+        more = max(0, len(words) - count)
         self._words = F.pad(F.pad(self._words, (wider, 0), value=_ANY), (0, 0, 0, more), value=_NONE)
         self.recent = F.pad(self.recent, (wider, 0), value=_NONE)
         width += wider
@@ -258,7 +259,9 @@ class PathState:
         Greedy rows are neither divided by a temperature nor filtered. Tokens that a grammar rules out are -inf already.
         Grammars take precedence over bans: bans that would leave no legal token are not applied.
         """
-        needs, state, rows = self.needs, self._state, self._rows
+        needs = self.needs
+        state = self._state
+        rows = self._rows
         given = logits = logits.to(torch.float32)
         if needs.bias:
             logits = logits + state.make_table("bias")[rows]

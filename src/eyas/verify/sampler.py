@@ -82,7 +82,9 @@ class Sampler:
         self.state.write_bad_words(slot, params.bad_words_ids, emitted)
         counts = Counter(emitted) if needs.history else {}
         self.state.write_table("counts", slot, list(counts), [float(count) for count in counts.values()])
-        self._needs[slot], self._constraints[slot], self._logprobs[slot] = needs, constraint, params.logprobs
+        self._needs[slot] = needs
+        self._constraints[slot] = constraint
+        self._logprobs[slot] = params.logprobs
         self._union.clear()
 
     def move(self, source: int, target: int) -> None:
@@ -95,7 +97,8 @@ class Sampler:
 
     def commit(self, rows: range, tokens: Tensor | list[list[int]], counts: Tensor | list[int]) -> None:
         """Advance the slots `rows` by the first `counts` [B] of `tokens` [B, D + 1], on the device or as lists."""
-        here, needs = slice(rows.start, rows.stop), self.needs(rows)
+        here = slice(rows.start, rows.stop)
+        needs = self.needs(rows)
         for column in (self.state.position, self.state.generated):
             if isinstance(counts, Tensor):
                 column[here].add_(counts)
@@ -105,7 +108,8 @@ class Sampler:
                 values[slot] += count
         if not (needs.history or needs.bad_words):
             return
-        tokens, counts = torch.as_tensor(tokens), torch.as_tensor(counts)
+        tokens = torch.as_tensor(tokens)
+        counts = torch.as_tensor(counts)
         if needs.history:
             kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
             table = self.state.make_table("counts")
@@ -200,7 +204,9 @@ class Coupling:
         self, state: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
     ) -> None:
         """`legal`: the tokens that may follow the root, the only ones worth proposing there."""
-        self.state, self.needs, self.legal = state, needs, legal
+        self.state = state
+        self.needs = needs
+        self.legal = legal
         self.rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
 

@@ -144,7 +144,8 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
     # one number for "this token below that node": (index of the parent) * V + token
     keys = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.acceptable, -1)  # [B, N]
     node = logits.index.new_zeros(len(rows))  # [B]
-    path, tokens = [node], [state.sample(logits.at(node))]
+    path = [node]
+    tokens = [state.sample(logits.at(node))]
     for _ in range(tree.max_depth):
         state.advance(tokens[-1])
         key = torch.add(tokens[-1], node, alpha=vocab_size)
@@ -160,10 +161,12 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
     state = sampler.path(rows, tree.max_depth + 1)
     draws = state.draws() if native_rows(logits.rows) else None
     if draws is not None:
-        index, ahead = logits.index.tolist(), itertools.count()
+        index = logits.index.tolist()
+        ahead = itertools.count()
 
         def draw(nodes: list[int]) -> list[int]:
-            step, each = next(ahead), zip(draws, index, nodes, strict=True)
+            step = next(ahead)
+            each = zip(draws, index, nodes, strict=True)
             return [0 if node == _ENDED else drawn_token(logits.rows, at[node], how, step) for how, at, node in each]
 
         return _walk_lists(_table(tree), tree, draw)
@@ -204,7 +207,9 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
 
         return _walk_lists(_table(tree), tree, choose)
     nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
-    fetched, size = torch.cat(nodes, dim=1).cpu().tolist(), tree.size  # the host sync
+    # the host sync
+    fetched = torch.cat(nodes, dim=1).cpu().tolist()
+    size = tree.size
     table = [[row[:size], row[size : 2 * size], row[2 * size : 3 * size]] for row in fetched]
 
     def fetched_token(at: list[int]) -> list[int]:
@@ -222,7 +227,8 @@ def _walk_lists(table: list[list[list[int]]], tree: DraftTree, choose: Callable[
     below: list[dict[tuple[int, int], int]] = []
     counts = []
     for row in table:
-        children, depth = dict[tuple[int, int], int](), [0] * (len(row[0]) + 1)
+        children = dict[tuple[int, int], int]()
+        depth = [0] * (len(row[0]) + 1)
         for node, (token, parent, valid) in enumerate(zip(*row, strict=True), 1):
             if valid:  # a node's parent comes before it
                 depth[node] = depth[parent + 1] + 1
@@ -240,7 +246,8 @@ def _walk_lists(table: list[list[list[int]]], tree: DraftTree, choose: Callable[
         chosen = choose(reached)
         for at in going:
             tokens[at].append(chosen[at])
-    rows, steps = [], tree.max_depth + 1
+    rows = []
+    steps = tree.max_depth + 1
     for path, emitted, (deepest, offered) in zip(paths, tokens, counts, strict=True):
         missing = steps - len(path)
         rows.append([len(path) - 1, deepest, offered, *emitted, *[-1] * missing, *path, *[0] * missing])
@@ -265,7 +272,8 @@ class TypicalWalk:
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         numbers = TypicalAcceptance(epsilon, delta)
-        self.epsilon, self.delta = numbers.epsilon, numbers.delta
+        self.epsilon = numbers.epsilon
+        self.delta = numbers.delta
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         return _walk_by(partial(self._best_child, tree), logits, tree, sampler, rows)
@@ -359,9 +367,12 @@ class IndependentDraws(Coupling):
         return None
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
-        state, rows, needs = self.state, self.rows, self.needs
+        state = self.state
+        rows = self.rows
+        needs = self.needs
         logits = self.warped(logits, steps_ahead, target_ids)
-        shape, flat = logits.shape, logits[:, 0]
+        shape = logits.shape
+        flat = logits[:, 0]
         if needs.top_k:
             flat = keep_top_k(flat, state.top_k[rows], needs.top_k)
         if needs.top_p:
@@ -403,14 +414,17 @@ class RejectionWalk:
             raise UsageError(
                 "the rejection rule needs the distributions that a chain was drawn from, but this tree has none"
             )
-        state, draws, size = sampler.path(rows, tree.max_depth + 1), tree.draws, tree.size
+        state = sampler.path(rows, tree.max_depth + 1)
+        draws = tree.draws
+        size = tree.size
         uniform = uniform_draws(sampler, rows, tree.max_depth)
         scale = sampler.state.noise_scale[rows.start : rows.stop].unsqueeze(1)
         node = logits.index.new_zeros(len(rows))  # [B]
         path, tokens = [node], []
         for level in range(tree.max_depth):
             warped = state.warped(logits.at(node))
-            p, q = distribution(warped, scale), draws.at(level, logits.vocab_size)
+            p = distribution(warped, scale)
+            q = draws.at(level, logits.vocab_size)
             drawn, was_drawn = tree.tokens[:, level], draws.valid[:, level]
             p_drawn, q_drawn = (each.gather(1, drawn.unsqueeze(1)).squeeze(1) for each in (p, q))
             good = was_drawn & (uniform[:, level] * q_drawn < p_drawn)
@@ -427,7 +441,8 @@ class RejectionWalk:
 
 def uniform_draws(sampler: Sampler, rows: range, steps: int) -> Tensor:
     """[B, steps] uniform numbers in (0, 1) that decide on acceptance, by the requests' seeds."""
-    here, ids = slice(rows.start, rows.stop), sampler.state.token_ids[:1]
+    here = slice(rows.start, rows.stop)
+    ids = sampler.state.token_ids[:1]
     positions = sampler.state.position[here].unsqueeze(1) + torch.arange(steps, device=ids.device)
     noise = gumbel(sampler.state.seed[here] ^ _ACCEPT_STREAM, positions, ids).squeeze(2)
     return noise.neg().exp().neg().exp()

@@ -33,7 +33,8 @@ def test_a_single_prompt_tells_nothing_of_the_uncertainty() -> None:
 
 
 def test_a_reason_says_what_is_impossible() -> None:
-    true, wrong = candidate("true", 2.0), candidate("wrong", 2.0, seconds=0.1)
+    true = candidate("true", 2.0)
+    wrong = candidate("wrong", 2.0, seconds=0.1)
     reason = choose([true, wrong], "accept_length").reason
     assert "Impossible: wrong, " in reason
     assert "Impossible: true" not in reason
@@ -53,7 +54,8 @@ def test_of_equals_the_first_is_picked() -> None:
 
 
 def test_what_is_not_certainly_faster_than_plain_is_doubted() -> None:
-    fast, slow = candidate("fast", 2.0, 2.0), candidate("slow", 3.0, 3.0, seconds=11.0)
+    fast = candidate("fast", 2.0, 2.0)
+    slow = candidate("slow", 3.0, 3.0, seconds=11.0)
     assert doubt(fast) is None
     assert "slow decodes at 0.91 times the speed of plain decoding (give or take 0.00" in (doubt(slow) or "")
     assert "so serving with it is slower than without a drafter" in (doubt(slow) or "")
@@ -85,7 +87,8 @@ def test_no_verdict_that_the_margin_does_not_allow(seconds: float) -> None:
 
 
 def test_what_cannot_be_true_is_never_the_fastest() -> None:
-    true, wrong = candidate("true", 2.0, 2.0), candidate("wrong", 2.0, 2.0, seconds=0.1)
+    true = candidate("true", 2.0, 2.0)
+    wrong = candidate("wrong", 2.0, 2.0, seconds=0.1)
     for by in ("speedup", "tokens_per_second"):
         assert choose([wrong, true], by).best.name == "true"
     assert choose([wrong, true], "accept_length").best.name == "wrong", "counts aren't timed"

@@ -177,7 +177,8 @@ class Swapped:
     lossless = seeded = True
 
     def __init__(self, token: int, twin: int) -> None:
-        self.token, self.twin = token, twin
+        self.token = token
+        self.twin = twin
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         walk = SeededWalk()(logits, tree, sampler, rows)
@@ -218,7 +219,8 @@ def test_a_gap_is_measured_from_the_best_score() -> None:
 
 
 def test_the_scores_are_those_the_sampler_chose_by() -> None:
-    target, prompt = tiny.target(), PROMPTS[1]
+    target = tiny.target()
+    prompt = PROMPTS[1]
     answer = tiny.continuation(target.model, prompt, 3)
     scores = scores_after(target, GREEDY, prompt, answer[:2], ())
     truth = tiny.full_forward(target.model, [*prompt, *answer[:2]]).logits[0, -1]

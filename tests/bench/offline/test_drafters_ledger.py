@@ -19,7 +19,8 @@ def ledger(folder: Path, **tasks: str) -> Ledger:
 
 
 def test_scores_are_kept_by_settings_weights_and_prompts(tmp_path: Path) -> None:
-    one, other = task((10, 5, 5, 1.0)), task((20, 5, 5, 1.0))
+    one = task((10, 5, 5, 1.0))
+    other = task((20, 5, 5, 1.0))
     first = ledger(tmp_path, maths="p", code="q")
     first.put("step-1", "maths", one)
     assert ledger(tmp_path, maths="p", code="q").scores("step-1") == {"maths": one}

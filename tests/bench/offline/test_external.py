@@ -101,7 +101,8 @@ def test_the_servers_counters() -> None:
     with serving(answer, page.format(2)) as server:
         server.script = lambda body: setattr(server, "metrics", page.format(6)) or answer(body)
         assert heard(server).counted.accept_length == 2.0
-        server.metrics, server.script = "", answer
+        server.metrics = ""
+        server.script = answer
         server.info = json.dumps({"internal_states": [{"avg_spec_accept_length": 2.5}]})
         assert heard(server).counted.accept_length == 2.5
         server.info = "no JSON"

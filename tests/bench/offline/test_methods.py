@@ -136,7 +136,8 @@ def test_tensors_count_with_their_storage_and_once() -> None:
 
 
 def test_what_another_holds_too_is_its_own() -> None:
-    lent, table = torch.zeros(10000), {(n, n + 1): n for n in range(1000, 2000)}
+    lent = torch.zeros(10000)
+    table = {(n, n + 1): n for n in range(1000, 2000)}
     owner = Holder(embedding=lent, table=table)
     assert 50_000 < held_bytes(owner, Holder(weights=[lent])) < held_bytes(owner) - 39_000
     assert held_bytes(owner, [lent, table]) < 2000

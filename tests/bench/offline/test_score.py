@@ -37,7 +37,8 @@ def test_a_score_survives_json_and_comes_from_the_runner() -> None:
 
 
 def test_the_mean_is_over_tasks_not_over_tokens() -> None:
-    long, short = task((1000, 100, 200, 1.0)), task((2, 1, 4, 1.0))
+    long = task((1000, 100, 200, 1.0))
+    short = task((2, 1, 4, 1.0))
     assert Candidate("c", {"a": long, "b": short}).mean("accept_length") == (3.0 + 5.0) / 2
 
 
@@ -60,7 +61,8 @@ def test_equals_keep_their_order() -> None:
 
 
 def test_uncertainty_is_the_jackknife_of_the_difference() -> None:
-    one, other = candidate("a", 3.0, 2.0, 4.0), candidate("b", 2.5, 2.0, 3.0)
+    one = candidate("a", 3.0, 2.0, 4.0)
+    other = candidate("b", 2.5, 2.0, 3.0)
     left_out = []
     for group in range(3):
         kept = [i for i in range(3) if i != group]
@@ -71,7 +73,8 @@ def test_uncertainty_is_the_jackknife_of_the_difference() -> None:
 
 
 def test_noise_widens_the_error_of_times_alone() -> None:
-    quiet, other = candidate("a", 3.0, 2.0, 4.0), candidate("b", 2.5, 2.0, 3.0)
+    quiet = candidate("a", 3.0, 2.0, 4.0)
+    other = candidate("b", 2.5, 2.0, 3.0)
     loud = Candidate("a", {"t": replace(quiet.tasks["t"], noise=0.2)})
     assert uncertainty(quiet, None, "speedup") == pytest.approx(0.0, abs=1e-12)  # every group took the same time
     assert uncertainty(loud, None, "speedup") == pytest.approx(0.2 * 2.0)
@@ -84,7 +87,8 @@ def test_noise_widens_the_error_of_times_alone() -> None:
 
 def test_noise_is_the_spread_of_repeats_or_the_share_that_others_took() -> None:
     run = Stats(tokens=30, target_passes=10, walked=20, decode_seconds=2.0)
-    method, plain = MethodResult(groups=[run]), MethodResult(groups=[run] * 4, spreads=[0.1, 0.2, 0.3, 0.2])
+    method = MethodResult(groups=[run])
+    plain = MethodResult(groups=[run] * 4, spreads=[0.1, 0.2, 0.3, 0.2])
     assert task_score(method, plain).noise == pytest.approx(0.2 / 2)
     assert task_score(method, replace(plain, others=0.4)).noise == 0.4
     assert task_score(method, MethodResult(groups=[run])).noise == 0.0
@@ -95,7 +99,8 @@ def test_noise_is_the_spread_of_repeats_or_the_share_that_others_took() -> None:
 
 def test_a_constant_lead_is_no_tie_however_the_prompts_vary() -> None:
     hard = [1.2, 3.5, 5.0, 2.0]
-    ahead, behind = candidate("ahead", *(x + 0.1 for x in hard)), candidate("behind", *hard)
+    ahead = candidate("ahead", *(x + 0.1 for x in hard))
+    behind = candidate("behind", *hard)
     assert not tied(ahead, behind, "accept_length")
     assert tied(candidate("a", 2.0, 4.0), candidate("b", 4.0, 1.9), "accept_length")
     assert not tied(candidate("a", 2.0), candidate("b", 1.0), "accept_length")  # one group: no excuse is made up

@@ -30,7 +30,9 @@ def stream(words: Sequence[str], **last: Any) -> list[bytes]:
 class FakeServer(Server):
     def __init__(self, script: Script, metrics: str, pause: float) -> None:
         super().__init__(_Handler)
-        self.script, self.metrics, self.pause = script, metrics, pause
+        self.script = script
+        self.metrics = metrics
+        self.pause = pause
         self.info = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.at_once = self.most_at_once = 0

@@ -12,7 +12,8 @@ from eyas.bench.serving.client import Load, arrivals, run_load
 
 @pytest.mark.parametrize(("clients", "count", "most"), [(1, 5, 1), (3, 10, 3), (8, 4, 4)])
 def test_a_closed_loop_keeps_its_clients_busy(clients: int, count: int, most: int) -> None:
-    running, seen = 0, []
+    running = 0
+    seen = []
 
     async def ask(number: int) -> int:
         nonlocal running

@@ -11,7 +11,9 @@ from eyas.bench.serving.client import Load, LoadRun, TimedAnswer
 from eyas.bench.serving.report import COLUMNS, ServeReport, lines_of, markdown_of
 from eyas.bench.serving.servers import SpeculationCounts
 
-ONE, FOUR, NINE = Load("closed", 1), Load("closed", 4), Load("closed", 9)
+ONE = Load("closed", 1)
+FOUR = Load("closed", 4)
+NINE = Load("closed", 9)
 
 
 def run(seconds: float, *texts: str, **more: float) -> LoadRun:

@@ -65,7 +65,8 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_a_while_is_a_difference() -> None:
-    before, after = SpeculationCounts(1.0, 3.0, 2.0, (1.0,), 4.0), SpeculationCounts(3.0, 9.0, 4.0, (2.0, 1.0), 5.0)
+    before = SpeculationCounts(1.0, 3.0, 2.0, (1.0,), 4.0)
+    after = SpeculationCounts(3.0, 9.0, 4.0, (2.0, 1.0), 5.0)
     assert after - before == SpeculationCounts(2.0, 6.0, 2.0, (1.0, 1.0), 5.0)  # the latest mean, not a difference
     assert before + after == SpeculationCounts(4.0, 12.0, 6.0, (3.0, 1.0), 5.0)
     assert sum([before, SpeculationCounts()], SpeculationCounts()) == before

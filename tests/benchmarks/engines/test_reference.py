@@ -14,7 +14,8 @@ from ...pairs import save_drafter, save_target
 
 
 def test_the_smallest_lead_of_a_guess_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    target = save_target(tmp_path / "model")
+    drafter = save_drafter(tmp_path / "drafter")
     leads: list[list[float]] = []
     ranked = decoding.best_children
 

@@ -30,7 +30,8 @@ def test_tests_that_are_run_on_a_device_exist() -> None:
 
 
 def test_a_batch_of_the_random_pair() -> None:
-    target, made = make_pair("random", SMALL, CPU).target, []
+    target = make_pair("random", SMALL, CPU).target
+    made = []
     record = target.record
     assert record is not None
     target.record = lambda compute: made.append(record(compute)) or made[-1]

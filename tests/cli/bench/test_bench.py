@@ -48,7 +48,8 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
 
 
 def test_methods_are_named_as_for_generate(bench: Run, pair: Pair, tmp_path: Path) -> None:
-    file, own = tmp_path / "report.json", f"{pair.drafter.name}+suffix"
+    file = tmp_path / "report.json"
+    own = f"{pair.drafter.name}+suffix"
     methods = ("--method", "ngram", "--method", own, "--method", "eagle3")
     result = bench("--draft-model", pair.drafter, *methods, "--tree", "chain:2", "--output", file)
     assert result.exit_code == 0, result.output

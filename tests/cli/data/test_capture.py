@@ -82,7 +82,8 @@ def test_killed_and_resumed_ends_the_same(options: Options, whole: Path, tmp_pat
 @pytest.mark.slow
 def test_killed_at_ten_random_moments(options: Options, whole: Path, tmp_path: Path) -> None:
     draw = random.Random(5)
-    store, files = tmp_path / "store", len(contents(whole))
+    store = tmp_path / "store"
+    files = len(contents(whole))
     for _ in range(10):
         there = len(list(store.glob("*")))
         at = there + draw.randrange(0, max(1, (files - there) // 4))

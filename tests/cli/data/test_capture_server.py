@@ -45,7 +45,8 @@ class StandIn:
         if self.log:
             raise EndpointError("the server 'vllm' ended at once")
         self._server = ConnectorServer(load_target(self.line[2], dtype="float32", device="cpu"), self.line)
-        self.folder, self.url = self._server.folder, self._server.url
+        self.folder = self._server.folder
+        self.url = self._server.url
         StandIn.running += 1
 
     def log_tail(self, lines: int = 12) -> str:
@@ -100,7 +101,8 @@ def test_the_states_are_the_servers(run: Run, words: tuple[Any, ...], model: Pat
     assert line[-1] == "--enforce-eager"
     layers = json.loads(line[line.index("--speculative-config") + 1])["draft_model_config"]["hf_config"]
     assert layers == {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
-    own, other = FeatureStore.open(tmp_path / "own"), FeatureStore.open(tmp_path / "vllm")
+    own = FeatureStore.open(tmp_path / "own")
+    other = FeatureStore.open(tmp_path / "vllm")
     assert own.settings.splits == other.settings.splits
     assert other.settings.engine == "vllm"
     assert close(own, other)

@@ -25,7 +25,10 @@ class Runner:
     """An engine whose every round takes the same time and adds the same number of tokens."""
 
     def __init__(self, clock: Clock, seconds: float, step: int, log: list[float]) -> None:
-        self.clock, self.seconds, self.step, self.log = clock, seconds, step, log
+        self.clock = clock
+        self.seconds = seconds
+        self.step = step
+        self.log = log
         self.tokenizer = tokenizer()
 
     def stream(self, requests: list[Request]) -> Iterator[Chunk]:
@@ -41,7 +44,8 @@ class Runner:
 
 
 def test_turns_times_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, log = Clock(), list[float]()
+    clock = Clock()
+    log = list[float]()
     monkeypatch.setattr(racing, "time", clock)
     engines: list[Any] = [Runner(clock, 1.0, 1, log), Runner(clock, 1.5, 3, log)]
     slow, fast = lanes = [Lane("plain", engines[0]), Lane("speculative", engines[1])]
@@ -67,7 +71,8 @@ def test_turns_times_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_short_rounds_move_on_until_a_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of lanes finds the caches full of the other's weights."""
-    clock, log = Clock(), list[float]()
+    clock = Clock()
+    log = list[float]()
     monkeypatch.setattr(racing, "time", clock)
     monkeypatch.setattr(racing, "_TURN", 3.0)
     engines: list[Any] = [Runner(clock, 1.0, 1, log), Runner(clock, 2.0, 1, log)]

@@ -93,7 +93,8 @@ def test_a_gap_is_filled_by_a_model_that_has_marks_for_it(run: Run, decode: Run,
     assert refused.exit_code == 2
     assert "no tokens that mark" in refused.stderr
     marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    made, model = knowing(*marks), tmp_path / "filler"
+    made = knowing(*marks)
+    model = tmp_path / "filler"
     tiny.build_model("llama", vocab_size=len(made)).save_pretrained(model)
     made.save_pretrained(model)
     (filled,) = objects(
@@ -189,7 +190,8 @@ def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run)
 
 def test_decoding_is_plain_where_nothing_is_said_about_drafting(run: Run, pair: Pair) -> None:
     arguments = ("--model", pair.model, "--max-new-tokens", 8, "--prompt", "How many?")
-    bare, none = run("generate", *arguments), run("generate", "--method", "none", *arguments)
+    bare = run("generate", *arguments)
+    none = run("generate", "--method", "none", *arguments)
     assert (bare.exit_code, none.exit_code) == (0, 0)
     assert bare.stdout == none.stdout
     assert "plain decoding, as no drafter is given (--draft-model, or --method ngram" in bare.stderr

@@ -56,7 +56,8 @@ class Answers(BaseHTTPRequestHandler):
         self._answer({})
 
     def do_POST(self) -> None:
-        hub, body = self.server, self._body()
+        hub = self.server
+        body = self._body()
         if self.headers.get("Authorization") != "Bearer hf_secret":
             self._answer({"error": "Invalid credentials in Authorization header"}, 401)
         elif self.path == "/api/validate-yaml":

@@ -78,7 +78,8 @@ def test_a_key_stays_unseen(serve: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_exported_first(serve: Run, tmp_path: Path) -> None:
-    place, drafter = tmp_path / "out", save_drafter(tmp_path / "drafter", taps=[1, 2, 3], embedding="shared")
+    place = tmp_path / "out"
+    drafter = save_drafter(tmp_path / "drafter", taps=[1, 2, 3], embedding="shared")
     asked = ("--draft-model", drafter, "--export-to", place, "--print-command", "--tree", "dynamic:3,2,5")
     for _ in range(2):
         result = serve("sglang", *asked)

@@ -78,9 +78,11 @@ class CommandLine:
         assert command[:3] == [sys.executable, "-m", "eyas"]
         assert start_new_session
         leaf: Any = typer.main.get_command(app)
-        words, names = command[3:], []
+        words = command[3:]
+        names = []
         while hasattr(leaf, "commands"):
-            leaf, words = leaf.commands[words[0]], [*words[1:]]
+            leaf = leaf.commands[words[0]]
+            words = [*words[1:]]
             leaf = getattr(leaf, "command", leaf)  # verbs are imported when they are run
             names.append(leaf.name)
         leaf.make_context(leaf.name, list(words))  # an option it doesn't have, or a file that isn't there, ends here

@@ -37,7 +37,8 @@ class ConnectorServer(ThreadingHTTPServer):
         self.folder = Path(transfer["kv_connector_extra_config"]["shared_storage_path"])
         self.dtype = getattr(torch, options["--dtype"])
         self.limit = int(options["--max-model-len"])
-        self.target, self.busy = target, threading.Lock()
+        self.target = target
+        self.busy = threading.Lock()
         self.requests: list[dict[str, Any]] = []
         self.damage: Callable[[dict[str, Any]], Any] = lambda _: None
         """Modifies the file and response that are about to be sent."""

@@ -129,7 +129,8 @@ def test_damage_is_found_where_it_lies(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"train-00001.safetensors is damaged: the checksum of row"):
         [at_end.read(number) for number in range(last + 1)]
     header = int.from_bytes((whole / "train-00000.safetensors").read_bytes()[:8], "little")
-    layout, shard = at_end.layout, at_end.manifest.shards[0]
+    layout = at_end.layout
+    shard = at_end.manifest.shards[0]
     offsets = json.loads((whole / shard.file).read_bytes()[8 : 8 + header])
     with pytest.raises(StoreError, match="the tokens of train differ from those captured"):
         damaged(shard.file, 8 + header + offsets["tokens"]["data_offsets"][0]).rows("train")
@@ -239,7 +240,9 @@ def test_the_estimate_is_a_small_part_of_the_work(tmp_path: Path) -> None:
             read.append(int(lengths.sum()))
             return target.trace(tokens, lengths, taps)
 
-    target, prepared.source = prepared.source, Counting()  # type: ignore[assignment]
+    # type: ignore[assignment]
+    target = prepared.source
+    prepared.source = Counting()
     total = sum(plan.size.tokens for plan in prepared.plans)
     assert prepared.speed() > 0
     assert sum(read) < total / 3  # four rows of 29: a batch of theirs alone would be a fifth of this work

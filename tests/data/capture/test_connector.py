@@ -38,14 +38,16 @@ class Connected:
     """A server and its states for a capture."""
 
     def __init__(self, prepared: Capture, short: EmbeddingAndHead, spool: Path) -> None:
-        self.prepared, self.spool = prepared, spool
+        self.prepared = prepared
+        self.spool = spool
         spool.mkdir()
         written = boundaries(prepared.settings.layout, LAYERS)
         self.server = ConnectorServer(tiny.target(), connector_arguments(written, spool, "float32", 100))
         self.states = ConnectorStates(
             self.server.url, "m", FinalNorm(short), written, lambda said: f"{said} (and its output)"
         )
-        prepared.source, prepared.engine_version = self.states, self.states.version()
+        prepared.source = self.states
+        prepared.engine_version = self.states.version()
 
     def run(self) -> None:
         with self.prepared.begun():

@@ -31,7 +31,8 @@ def made(folder: Path, settings: CaptureSettings, seed: int = 0) -> CaptureWorke
 
 
 def on_workers(folder: Path, executor: FakeExecutor, seed: int = 0) -> tuple[Manifest, list[int]]:
-    prepared, tokens = prepare(folder), list[int]()
+    prepared = prepare(folder)
+    tokens = list[int]()
     with prepared.begun():
         make = partial(made, folder, prepared.settings, seed)
         return capture_on(executor, prepared, make, advance=tokens.append), tokens

@@ -24,9 +24,11 @@ def qwen3(turns: list[Turn]) -> Iterator[Piece]:
     last_question = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
 
     def shown(i: int, turn: Turn) -> str:
-        thought, said = turn.get("reasoning_content", ""), str(turn["content"])
+        thought = turn.get("reasoning_content", "")
+        said = str(turn["content"])
         if "reasoning_content" not in turn and "</think>" in said:
-            thought, said = said.split("</think>")[0].split("<think>")[-1].strip("\n"), said.split("</think>")[-1]
+            thought = said.split("</think>")[0].split("<think>")[-1].strip("\n")
+            said = said.split("</think>")[-1]
             said = said.lstrip("\n")
         if i > last_question and (i == len(turns) - 1 or thought):
             return "<think>\n" + thought.strip("\n") + "\n</think>\n\n" + said.lstrip("\n")
@@ -48,7 +50,8 @@ def chatml(turns: list[Turn], shown: Callable[[int, Turn], str]) -> Iterator[Pie
             yield shown(i, turn) + between + "\n".join(calls) + "<|im_end|>", True
             yield "\n", False
         elif turn["role"] == "tool":
-            first, last = turns[i - 1]["role"] != "tool", i + 1 == len(turns) or turns[i + 1]["role"] != "tool"
+            first = turns[i - 1]["role"] != "tool"
+            last = i + 1 == len(turns) or turns[i + 1]["role"] != "tool"
             said = f"\n<tool_response>\n{turn['content']}\n</tool_response>"
             yield ("<|im_start|>user" if first else "") + said + ("<|im_end|>\n" if last else ""), False
         else:
@@ -159,7 +162,8 @@ def bytes_of(tokenizer: Any, token: int) -> bytes:
 def oracle(tokenizer: Any, tokens: np.ndarray, pieces: list[Piece]) -> list[bool]:
     """For each token, whether all of its bytes are the assistant's."""
     theirs = [assistant for text, assistant in pieces for _ in text.encode()]
-    mask, at = [], 0
+    mask = []
+    at = 0
     for token in tokens.tolist():
         size = len(bytes_of(tokenizer, token))
         mask.append(all(theirs[at : at + size]))

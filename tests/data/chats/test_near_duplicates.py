@@ -68,7 +68,9 @@ def test_shingles_are_five_words_in_a_row() -> None:
 def test_the_threshold_is_exact() -> None:
     """What is dropped is as similar as it must be: candidates are compared shingle by shingle."""
     text = words(150, seed=1)
-    base, other = " ".join(text), changed(text, 20, 60, 100)  # 131 of 161 shingles in common
+    # 131 of 161 shingles in common
+    base = " ".join(text)
+    other = changed(text, 20, 60, 100)
     exact = similarity(shingles(base), shingles(other))
     assert 0.81 < exact < 0.82
     for threshold, dropped in ((exact, True), (exact + 1e-9, False)):
@@ -86,7 +88,8 @@ def test_case_space_and_form_make_no_difference() -> None:
 
 
 def test_only_chats_with_the_same_system_prompt_and_tools_are_compared() -> None:
-    seen, text = Seen(), family(2)[0]
+    seen = Seen()
+    text = family(2)[0]
     two = exchange("x", text, "answer")
     assert seen.reason(two) is None
     for role in ("system", "developer"):
@@ -131,7 +134,8 @@ def test_most_pairs_at_the_threshold_are_found(threshold: float) -> None:
             near = worse.split()
         seen = Seen(threshold)
         seen.reason(" ".join(text))
-        pairs, found = pairs + 1, found + (seen.reason(" ".join(near)) is not None)
+        pairs = pairs + 1
+        found = found + (seen.reason(" ".join(near)) is not None)
     assert found >= 0.9 * pairs - 6  # two standard deviations of that many draws
 
 
@@ -148,7 +152,8 @@ def test_one_of_each_group_stays_whatever_the_order(seeds: list[int], draw: rand
 
 def test_boilerplate_costs_no_quadratic_work() -> None:
     """Hundreds of questions that share most of their words are compared with a few others each."""
-    common, reads = words(100, 7), []
+    common = words(100, 7)
+    reads = []
 
     class Counted(list[Chat]):
         def __getitem__(self, index: Any) -> Any:

@@ -48,7 +48,8 @@ def test_every_chat_is_answered_whatever_the_order(tmp_path: Path) -> None:
         time.sleep(order.random() * 0.02)
         return echo(body, before)
 
-    chats, outputs = write_questions(tmp_path / "in.jsonl", 30), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    chats = write_questions(tmp_path / "in.jsonl", 30)
+    outputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for output in outputs:
         with endpoint(slow) as server:
             summary = regenerate(chats, output, EndpointAnswererAt("http://same/v1", server))
@@ -151,7 +152,8 @@ def test_a_stumble_is_tried_again_and_lasting_trouble_given_up(tmp_path: Path, s
         bad = {"q1": 2, "q3": 99}.get(body["messages"][0]["content"], 0)
         return stumble if before < bad else echo(body)
 
-    chats, output = write_questions(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl"
+    chats = write_questions(tmp_path / "in.jsonl", 5)
+    output = tmp_path / "out.jsonl"
     with endpoint(script) as server:
         summary = regenerate(chats, output, answerer(server))
         assert list(answers(output)) == ["c0", "c1", "c2", "c4"]
@@ -193,7 +195,8 @@ def test_a_hanging_endpoint_times_out(tmp_path: Path) -> None:
 def test_an_endpoint_that_is_not_there_stops_the_run(tmp_path: Path) -> None:
     with endpoint() as server:
         pass
-    chats, output = write_questions(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+    chats = write_questions(tmp_path / "in.jsonl", 40)
+    output = tmp_path / "out.jsonl"
     with pytest.raises(EndpointError, match=r"10 chats in a row got no answer.*can't be reached"):
         regenerate(chats, output, answerer(server))
     assert not output.exists()
@@ -204,7 +207,9 @@ def test_an_endpoint_that_rejects_every_request_alike_stops_the_run(tmp_path: Pa
         text = "seed is not supported" if alike else f"{body['messages'][0]['content']} is too long"
         return Said(422, {"error": text})
 
-    chats, output, alike = write_questions(tmp_path / "in.jsonl", 60), tmp_path / "out.jsonl", True
+    chats = write_questions(tmp_path / "in.jsonl", 60)
+    output = tmp_path / "out.jsonl"
+    alike = True
     with endpoint(script) as server:
         with pytest.raises(EndpointError, match=r"50 for the same reason: .* says 422: seed is not supported"):
             regenerate(chats, output, answerer(server))
@@ -216,11 +221,14 @@ def test_an_endpoint_that_goes_away_stops_the_run_and_nothing_is_lost(tmp_path: 
     def script(body: dict[str, Any], _: int) -> Said:
         return echo(body) if len(server.requests) <= 12 or well else Said(401, {"error": {"message": "no more credit"}})
 
-    chats, output, well = write_questions(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl", False
+    chats = write_questions(tmp_path / "in.jsonl", 40)
+    output = tmp_path / "out.jsonl"
+    well = False
     with endpoint(script) as server:
         with pytest.raises(EndpointError, match="no more credit"):
             regenerate(chats, output, answerer(server))
-        before, well = len(server.requests), True
+        before = len(server.requests)
+        well = True
         assert regenerate(chats, output, answerer(server)).chats == 40
         assert len(server.requests) == before + 28
 
@@ -243,7 +251,8 @@ def test_all_turns_are_asked_in_order(tmp_path: Path) -> None:
 
 
 def test_settings_must_stay(tmp_path: Path) -> None:
-    chats, output = write_questions(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    chats = write_questions(tmp_path / "in.jsonl", 2)
+    output = tmp_path / "out.jsonl"
     with endpoint() as server:
         regenerate(chats, output, answerer(server))
         with pytest.raises(UsageError, match=r"model was 'big', is 'small' \(--model\)"):

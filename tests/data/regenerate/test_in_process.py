@@ -55,7 +55,8 @@ def talk(count: int, turns: int = 1) -> list[Chat]:
 
 def generated(chats: list[Chat]) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...], str]]:
     """Tokens, span and text of each chat's last answer, one request at a time, without regeneration's machinery."""
-    plain, found = engine(), []
+    plain = engine()
+    found = []
     for chat in chats:
         prompt = encode_chat(tokenizer(), chat.messages[:-1])
         question = Rewrite(chat, RewriteRule()).question()
@@ -94,7 +95,9 @@ def test_all_turns_equal_asking_one_by_one(tmp_path: Path, tree: str | None) -> 
     )
     plain = engine()
     for old, new in zip(chats, read_chats(tmp_path / "out.jsonl"), strict=True):
-        rewrite, messages, last = Rewrite(old, RewriteRule("all")), list[Message](), tuple[int, ...]()
+        rewrite = Rewrite(old, RewriteRule("all"))
+        messages = list[Message]()
+        last = tuple[int, ...]()
         for turn in range(3):
             messages.append(old.messages[2 * turn])
             prompt = encode_chat(tokenizer(), messages)

@@ -63,7 +63,8 @@ def test_killed_after_any_byte_it_goes_on(data: st.DataObject) -> None:
 
 
 def test_the_last_entry_about_a_question_counts(tmp_path: Path) -> None:
-    path, pending = tmp_path / "deep" / "journal", question("c")
+    path = tmp_path / "deep" / "journal"
+    pending = question("c")
     with Journal(path, SETTINGS) as journal:
         assert journal.find(pending) is None
         journal.append(failure(pending))

@@ -23,7 +23,9 @@ class Echo:
     settings: dict[str, Any] = {"answered_by": "echo"}  # noqa: RUF012
 
     def __init__(self, at_once: int = 3, dies_after: int | None = None, fails: tuple[str, ...] = ()) -> None:
-        self.at_once, self.dies_after, self.fails = at_once, dies_after, fails
+        self.at_once = at_once
+        self.dies_after = dies_after
+        self.fails = fails
         self.answered: list[str] = []
 
     def answers(self, take: Take) -> Any:
@@ -90,7 +92,8 @@ def test_the_same_bytes_whenever_it_was_interrupted(tmp_path: Path, deaths: list
 
 
 def test_only_what_failed_is_tried_again(tmp_path: Path) -> None:
-    source, output = folder(tmp_path / "in"), tmp_path / "out"
+    source = folder(tmp_path / "in")
+    output = tmp_path / "out"
     summary = regenerate(source, output, Echo(fails=("t3", "v1")))
     assert summary.unanswered == [("t3", "can't"), ("v1", "can't")]
     assert read_report(output)["unanswered"]["count"] == 2
@@ -118,10 +121,12 @@ class Killed(BaseException):
 @pytest.mark.parametrize("steps", range(5))
 def test_killed_while_finishing(tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many steps: without a report nobody trusts the folder, and the next run mends it."""
-    source, output = folder(tmp_path / "in"), tmp_path / "out"
+    source = folder(tmp_path / "in")
+    output = tmp_path / "out"
     regenerate(source, tmp_path / "whole", Echo())
     regenerate(source, output, Echo(fails=("t3", "v1")))
-    old, left = contents(output), steps
+    old = contents(output)
+    left = steps
 
     def dying(function: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:

@@ -102,7 +102,8 @@ def test_killed_while_decoding(tmp_path: Path) -> None:
 def test_killed_ten_times_at_random(tmp_path: Path) -> None:
     whole, torn, output = engine_case(tmp_path)
     run(whole)
-    chance, journal = random.Random(), output.with_name("torn.jsonl.journal")
+    chance = random.Random()
+    journal = output.with_name("torn.jsonl.journal")
     for _ in range(10):
         kill(torn, journal, chance.randint(0, 3), chance.random() * 0.3)
     run(torn)

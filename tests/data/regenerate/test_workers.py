@@ -54,7 +54,8 @@ def chat(number: int) -> Chat:
 @pytest.mark.parametrize("deaths", [0, 8])
 def test_the_same_file_whoever_dies(deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "SLICE", 0.0)
-    source, rule = tmp_path / "in.jsonl", RewriteRule("all")
+    source = tmp_path / "in.jsonl"
+    rule = RewriteRule("all")
     write_chats(source, [chat(i) for i in range(14)])
     one = regenerate(source, tmp_path / "one.jsonl", Echo(), rule)
     executor = FakeExecutor(seed=2, deaths=deaths)

@@ -71,9 +71,11 @@ def test_a_bf16_store_of_a_bf16_target_does_too(tmp_path: Any) -> None:
 
 def test_batches_of_several_rows_agree_to_rounding(store: Made) -> None:
     made = store(states="float32")
-    offline, online = StoreSource(made, batches(made), (1, 2, 4)), OnlineSource(tiny.target(), batches(), (1, 2, 4))
+    offline = StoreSource(made, batches(made), (1, 2, 4))
+    online = OnlineSource(tiny.target(), batches(), (1, 2, 4))
     for number in range(batches().per_epoch):
-        a, b = offline(number), online(number)
+        a = offline(number)
+        b = online(number)
         assert torch.equal(a.tokens, b.tokens)
         assert torch.equal(a.loss_mask, b.loss_mask)
         torch.testing.assert_close(a.taps, b.taps, rtol=1e-4, atol=1e-4)
@@ -85,10 +87,12 @@ def test_batches_of_several_rows_agree_to_rounding(store: Made) -> None:
 
 def test_fp8_batches_are_as_near_as_fp8_allows(store: Made) -> None:
     made = store()
-    offline, online = StoreSource(made, batches(made), (1, 2, 4)), OnlineSource(tiny.target(), batches(), (1, 2, 4))
+    offline = StoreSource(made, batches(made), (1, 2, 4))
+    online = OnlineSource(tiny.target(), batches(), (1, 2, 4))
     worst = 0.0
     for number in range(batches().per_epoch):
-        a, b = offline(number), online(number)
+        a = offline(number)
+        b = online(number)
         assert a.final is not None
         assert b.final is not None
         for stored, exact in ((a.taps, b.taps), (a.final, b.final)):
@@ -103,12 +107,11 @@ def test_fp8_batches_are_as_near_as_fp8_allows(store: Made) -> None:
 
 def test_top_tokens_are_those_of_the_teacher(store: Made) -> None:
     made = store(states="float32", final="top", top=5, **ALONE)
-    offline, online = (
-        StoreSource(made, batches(made, budget=1), (1, 2, 4)),
-        OnlineSource(tiny.target(), batches(budget=1), (1, 2, 4)),
-    )
+    offline = StoreSource(made, batches(made, budget=1), (1, 2, 4))
+    online = OnlineSource(tiny.target(), batches(budget=1), (1, 2, 4))
     for number in range(24):
-        a, b = offline(number), online(number)
+        a = offline(number)
+        b = online(number)
         assert a.final is None
         assert a.top is not None
         assert b.final is not None
@@ -125,7 +128,8 @@ def test_top_tokens_are_those_of_the_teacher(store: Made) -> None:
 @pytest.mark.parametrize("options", [{"states": "float32"}, {"states": "float32", "final": "top", "top": 4}], ids=str)
 def test_hybrid_reads_what_is_there_and_computes_the_rest(options: dict[str, Any], store: Made) -> None:
     made = store(**options)
-    known, new = made.rows("train"), [token_row(8 + i, 500 + i) for i in range(12)]
+    known = made.rows("train")
+    new = [token_row(8 + i, 500 + i) for i in range(12)]
     mixed = [row for pair in zip(known, new, strict=False) for row in pair]
     both = ChatBatches(mixed, 90, 100, seed=2)
     hybrid = HybridSource(made, tiny.target(), both, (1, 2, 4))
@@ -134,7 +138,8 @@ def test_hybrid_reads_what_is_there_and_computes_the_rest(options: dict[str, Any
     for number in range(both.per_epoch):
         members = both.members(number)
         kinds |= {(any(i % 2 for i in members), any(i % 2 == 0 for i in members))}
-        a, b = hybrid(number), online(number)
+        a = hybrid(number)
+        b = online(number)
         assert torch.equal(a.tokens, b.tokens)
         torch.testing.assert_close(a.taps, b.taps, rtol=1e-4, atol=1e-4)
         if a.final is not None:
@@ -150,9 +155,11 @@ def test_hybrid_reads_what_is_there_and_computes_the_rest(options: dict[str, Any
 def test_a_store_of_longer_rows_serves_shorter_ones(store: Made) -> None:
     made = store(states="float32", **ALONE)
     short = ChatBatches(made.rows("train"), 1, 12, seed=1)
-    offline, online = StoreSource(made, short, (1, 2, 4)), OnlineSource(tiny.target(), short, (1, 2, 4))
+    offline = StoreSource(made, short, (1, 2, 4))
+    online = OnlineSource(tiny.target(), short, (1, 2, 4))
     for number in range(short.per_epoch):
-        a, b = offline(number), online(number)
+        a = offline(number)
+        b = online(number)
         assert a.tokens.shape == b.tokens.shape
         torch.testing.assert_close(a.taps, b.taps, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(a.final, b.final, rtol=1e-4, atol=1e-4)

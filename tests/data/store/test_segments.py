@@ -41,7 +41,8 @@ def test_every_answer_token_counts_in_one_segment() -> None:
 
 def test_short_chats_are_rows_as_before() -> None:
     members = rows().rows["train"]
-    plain, wide = batches(members, None, 60), batches(members, SegmentConfig(length=100), 60)
+    plain = batches(members, None, 60)
+    wide = batches(members, SegmentConfig(length=100), 60)
     for number in range(plain.per_epoch):
         assert plain.members(number) == wide.members(number)
         assert all(torch.equal(a, b) for a, b in zip(plain.batch(number), wide.batch(number), strict=True))
@@ -58,7 +59,8 @@ def close(a: FeatureBatch, b: FeatureBatch) -> bool:
 def test_a_store_made_without_segments_serves_them(final: str, store: Made) -> None:
     made = store(states="float32", final=final, batch_tokens=1)
     parts = batches(made.rows("train"), budget=40)
-    offline, online = StoreSource(made, parts, TAPS), OnlineSource(tiny.target(), parts, TAPS)
+    offline = StoreSource(made, parts, TAPS)
+    online = OnlineSource(tiny.target(), parts, TAPS)
     assert all(close(offline(n), online(n)) for n in range(parts.per_epoch))
 
 
@@ -88,7 +90,8 @@ def test_segments_have_the_states_of_the_whole_chat() -> None:
     """Those of the target after everything before, not those of the segment alone."""
     members = rows().rows["train"]
     made = batches(members)
-    target, source = tiny.target(), OnlineSource(tiny.target(), made, TAPS)
+    target = tiny.target()
+    source = OnlineSource(tiny.target(), made, TAPS)
     for number in range(made.per_epoch):
         batch = source(number)
         for b, i in enumerate(made.members(number)):

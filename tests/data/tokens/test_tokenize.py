@@ -33,7 +33,8 @@ CHAT = Chat(
 
 def oracle(tokenizer: Any, tokens: list[int]) -> list[bool]:
     """On after `<|assistant|>`, up to and with the next end mark."""
-    on, mask = False, []
+    on = False
+    mask = []
     for token in tokens:
         mask.append(on)
         if token == tokenizer.convert_tokens_to_ids("<|assistant|>"):
@@ -52,7 +53,8 @@ def test_mask_matches_the_oracle(tokenizer: Any) -> None:
 def test_a_template_without_generation_marks_gives_the_same_mask(tokenizer: Any) -> None:
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = UNMARKED
-    marked, unmarked = tokenize_chat(tokenizer, CHAT), tokenize_chat(plain, CHAT)
+    marked = tokenize_chat(tokenizer, CHAT)
+    unmarked = tokenize_chat(plain, CHAT)
     assert (marked.tokens == unmarked.tokens).all()
     assert (marked.loss_mask == unmarked.loss_mask).all()
 

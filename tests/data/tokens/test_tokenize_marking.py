@@ -165,7 +165,8 @@ def test_generation_marks_give_the_same_answers() -> None:
     )
     assert "@" not in source
     chat = Chat(id="x", messages=TALK)
-    plain, marked = templated("olmo"), _with(source, "olmo")
+    plain = templated("olmo")
+    marked = _with(source, "olmo")
     assert ChatTokenizer(marked).template.has_generation_marks(None)
     assert ChatTokenizer(marked).exact(chat) == ChatTokenizer(plain).exact(chat)
 
@@ -278,7 +279,8 @@ def test_a_token_that_ends_a_turn_elsewhere_ends_it_if_the_model_stops_there() -
     tokenizer = _with(source)
     chat = Chat(id="x", messages=TALK[:4])
     stop = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    with_stop, without = ChatTokenizer(tokenizer, [stop]).row(chat), ChatTokenizer(tokenizer).row(chat)
+    with_stop = ChatTokenizer(tokenizer, [stop]).row(chat)
+    without = ChatTokenizer(tokenizer).row(chat)
     assert tokenizer.decode(with_stop.tokens[with_stop.loss_mask]).startswith("assistant<|im_start|>")
     assert with_stop.loss_mask.sum() == without.loss_mask.sum() + 1
 
@@ -333,7 +335,9 @@ def test_a_space_before_an_answer_is_not_its_where_offsets_are_shortened() -> No
 
 def test_a_slow_tokenizer_is_refused() -> None:
     class Slow:
-        chat_template, name_or_path, is_fast = "x", "old/model", False
+        chat_template = "x"
+        name_or_path = "old/model"
+        is_fast = False
 
     with pytest.raises(ModelError, match="old/model is a slow one"):
         ChatTokenizer(Slow())

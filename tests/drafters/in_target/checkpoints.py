@@ -80,7 +80,8 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
             for expert, both in enumerate(drawn):
                 gate, up = both.chunk(2)
                 stem = f"{prefix}{name.removesuffix('gate_up_proj')}{expert}."
-                held[stem + "gate_proj.weight"], held[stem + "up_proj.weight"] = gate.clone(), up.clone()
+                held[stem + "gate_proj.weight"] = gate.clone()
+                held[stem + "up_proj.weight"] = up.clone()
         elif name.endswith(("experts.down_proj", "experts.up_proj")):
             stem, _, part = name.rpartition(".")
             for expert, one in enumerate(drawn):

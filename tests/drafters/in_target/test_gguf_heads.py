@@ -48,7 +48,8 @@ class Twins:
 
     def __init__(self, folder: Path, architecture: str) -> None:
         self.case = gguf.Case(architecture, "plain", keys=HEADS | MORE.get(architecture, {}))
-        self.file, self.folder = folder / "twin.gguf", folder / "twin"
+        self.file = folder / "twin.gguf"
+        self.folder = folder / "twin"
         self.model = gguf.build(self.case)
         held = checkpoints.module_tensors(self.model, LAYOUTS[architecture])
         self.heads = gguf.head_tensors(architecture, self.model.config, held)
@@ -105,7 +106,8 @@ def test_logits_and_drafts_are_those_of_the_same_weights_in_safetensors(
     tokens = torch.arange(40)[None] * 7 % (gguf.VOCAB - 2)
     with torch.inference_mode():
         torch.testing.assert_close(target.model(tokens).logits, other.model(tokens).logits, rtol=1e-5, atol=1e-5)
-    ours, theirs = drafter.network.state_dict(), twin.network.state_dict()
+    ours = drafter.network.state_dict()
+    theirs = twin.network.state_dict()
     assert ours.keys() == theirs.keys()
     for key, weight in ours.items():
         torch.testing.assert_close(weight, theirs[key], rtol=1e-6, atol=1e-6)

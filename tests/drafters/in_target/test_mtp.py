@@ -47,7 +47,8 @@ class Case:
 
     def __init__(self, path: Path, name: str) -> None:
         architecture, layout = CASES[name]
-        self.path, self.tensors = path, checkpoints.save(path, architecture, layout)
+        self.path = path
+        self.tensors = checkpoints.save(path, architecture, layout)
         self.target = load_target(path, dtype="float32")
         drafter = make_drafter(DrafterOptions(method="mtp", quantize="off"), self.target, model=path)
         assert isinstance(drafter, NetworkDrafter)
@@ -108,7 +109,9 @@ def by_hand(case: Case, layout: str, states: Tensor, tokens: Tensor, start: int)
     """A module on a dense decoder layer, in the words of its family's file: [9, H] from states [9, H]."""
     held = case.tensors
     if layout == "qwen":
-        outer, prefix, plus = "mtp.pre_fc_norm_embedding mtp.pre_fc_norm_hidden mtp.fc mtp.norm", "mtp.layers.0.", 1.0
+        outer = "mtp.pre_fc_norm_embedding mtp.pre_fc_norm_hidden mtp.fc mtp.norm"
+        prefix = "mtp.layers.0."
+        plus = 1.0
     else:
         stem = prefix = "model.mtp_layers.0."
         outer = " ".join(stem + n for n in "token_layernorm hidden_layernorm input_proj final_layernorm".split())
@@ -131,7 +134,8 @@ def by_hand(case: Case, layout: str, states: Tensor, tokens: Tensor, start: int)
         if f"self_attn.{part}_norm.weight" in weights:
             heads[part] = norm(heads[part], weights[f"self_attn.{part}_norm.weight"] + plus)
     angles = (start + torch.arange(9.0))[:, None] / 10000 ** (torch.arange(4.0) / 4)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    cos = angles.cos()[:, None]
+    sin = angles.sin()[:, None]
     for part in "qk":
         a, b = heads[part].chunk(2, dim=2)
         heads[part] = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=2)

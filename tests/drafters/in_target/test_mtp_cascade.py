@@ -55,7 +55,8 @@ def from_scratch(made: Case, tokens: list[int], states: Tensor, path: list[int])
 
     states [n - 1, H] are the target's. Module k begins at token k + 1; the guess at depth d comes from module d.
     """
-    modules, known = made.drafter.network.in_order, len(tokens)
+    modules = made.drafter.network.in_order
+    known = len(tokens)
     text = torch.tensor([*tokens, *path])
     outputs = {at: states[at] for at in range(known - 1)}  # of the target after each token
     for depth in range(len(path) + 1):
@@ -91,19 +92,23 @@ def test_each_guess_is_that_of_a_pass_over_the_whole_text(
 
     monkeypatch.setattr(drafter, "draft", recorded)
     done = engine.generate([Request(prompt, SamplingParams(max_tokens=12))])[0]
-    text, position = [*prompt, *done.token_ids], len(prompt) + 1
+    text = [*prompt, *done.token_ids]
+    position = len(prompt) + 1
     with torch.inference_mode():
         states = made.target.trace(torch.tensor([text]), torch.tensor([len(text)]), ()).final[0]
         for tokens, parents in seen[:4]:
             for node in range(len(tokens)):
-                path, up = [], parents[node]
+                path = []
+                up = parents[node]
                 while up >= 0:
-                    path, up = [tokens[up], *path], parents[up]
+                    path = [tokens[up], *path]
+                    up = parents[up]
                 best = from_scratch(made, text[:position], states, path).topk(2).indices
                 assert tokens[node] in best, (node, path)
             at = -1  # on to the next round: the path of the tree that is in the text
             while found := [n for n, up in enumerate(parents) if up == at and tokens[n] == text[position]]:
-                at, position = found[0], position + 1
+                at = found[0]
+                position = position + 1
             position += 1
     assert len(seen) >= 4
 

@@ -95,7 +95,8 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 def turned(x: Tensor, positions: Tensor) -> Tensor:  # [n, heads, D]
     half = x.shape[-1] // 2
     angles = positions[:, None] * 10000.0 ** (-torch.arange(half) / half)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    cos = angles.cos()[:, None]
+    sin = angles.sin()[:, None]
     left, right = x[..., :half], x[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -132,13 +133,17 @@ def seen_by_slots(config: BlockConfig, layer: int, count: int) -> Tensor:
 
 def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[Tensor, Tensor]:
     """The states [B, H] of all slots, and the fused state [H] before the anchor; taps [n, A, Ht] of what is before."""
-    weights, config = network.state_dict(), network.config
-    count, size, eps = len(taps), config.block_size, config.rms_norm_eps
+    weights = network.state_dict()
+    config = network.config
+    count = len(taps)
+    size = config.block_size
+    eps = config.rms_norm_eps
     context = normed(weights, "hidden_norm", linear(weights, "fc", taps.flatten(1)), eps)
     hidden = weights["embed_tokens.weight"][[anchor] + [config.mask_token_id] * (size - 1)]
     everywhere = torch.arange(count + size)
     for i in range(config.num_hidden_layers):
-        at, seen = f"layers.{i}", seen_by_slots(config, i, count)
+        at = f"layers.{i}"
+        seen = seen_by_slots(config, i, count)
         x = source = normed(weights, f"{at}.input_layernorm", hidden, eps)
         convolves = f"{at}.attention_conv.base_kernel" in weights
         if convolves:
@@ -168,9 +173,11 @@ def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[T
 @torch.no_grad()
 def restated(network: BlockNetwork, taps: Tensor, path: Sequence[int], before: int) -> Tensor:
     """The log-probabilities [Vd] of what follows `path`: the anchor, then guesses; `before` is the token before it."""
-    weights, config = network.state_dict(), network.config
+    weights = network.state_dict()
+    config = network.config
     states, context = restated_states(network, taps, path[0])
-    first, slot = config.first, len(path) - 1
+    first = config.first
+    slot = len(path) - 1
     base = linear(weights, "lm_head", states[first:])  # [D, Vd]
     kind = type(config).__name__.removesuffix("Config").lower()
     if kind == "dspark":
@@ -193,7 +200,8 @@ def restated(network: BlockNetwork, taps: Tensor, path: Sequence[int], before: i
         earlier = {token: at for at, token in enumerate(network.target_ids[ids[slot - 1]].tolist())} if slot else {}
         if slot and path[-1] not in earlier:
             return found
-        scores, ids = (pairs[slot - 1][earlier[path[-1]]] if slot else start), ids[slot]
+        scores = pairs[slot - 1][earlier[path[-1]]] if slot else start
+        ids = ids[slot]
     else:
         return found
     among = found.clone()  # the head shares out what the block gives all of its candidates
@@ -202,7 +210,8 @@ def restated(network: BlockNetwork, taps: Tensor, path: Sequence[int], before: i
 
 
 def markov(network: BlockNetwork, states: Tensor, path: Sequence[int]) -> Tensor:
-    weights, config = network.state_dict(), network.config
+    weights = network.state_dict()
+    config = network.config
     assert isinstance(config, DSparkConfig)
     memory = torch.zeros(config.markov_rank)
     for slot, token in enumerate(path):
@@ -220,7 +229,8 @@ def markov(network: BlockNetwork, states: Tensor, path: Sequence[int]) -> Tensor
 
 def domino(network: BlockNetwork, state: Tensor, path: Sequence[int]) -> Tensor:
     """SpecForge's head: torch's own GRU over the embeddings of the path, then the bottleneck."""
-    weights, gru = network.state_dict(), network.prefix_gru
+    weights = network.state_dict()
+    gru = network.prefix_gru
     assert isinstance(gru, torch.nn.GRU)
     read, _ = gru(weights["embed_tokens.weight"][list(path)].unsqueeze(0))
     return linear(weights, "embed_proj.2", F.silu(linear(weights, "embed_proj.0", torch.cat((state, read[0, -1])))))
@@ -229,7 +239,8 @@ def domino(network: BlockNetwork, state: Tensor, path: Sequence[int]) -> Tensor:
 def refined(weights: Weights, states: Tensor, previous: Sequence[int]) -> Tensor:
     """XPress's biases [slots, Vd] of the first slots of a block with states [B, H], after the tokens `previous`."""
     weights = {name.removeprefix("xpress_head."): tensor for name, tensor in weights.items()}
-    mean, entering = states.mean(0), []
+    mean = states.mean(0)
+    entering = []
     for state, token in zip(states, previous, strict=False):
         parts = (linear(weights, "down_h", state), linear(weights, "down_g", mean), weights["w1.weight"][token])
         entering.append(linear(weights, "in_proj", torch.cat(parts)))
@@ -261,7 +272,8 @@ def lattice(network: BlockNetwork, base: Tensor, states: Tensor, context: Tensor
     bias = weights["relative_slot_bias"][:, slot[:, None] - slot + config.block_size - 1]
     bias = bias + (slot[:, None] == slot) * weights["same_slot_bias"][:, None, None]
     for i in range(config.lilicorr_num_layers):
-        at, heads = f"layers.{i}", config.lilicorr_num_heads
+        at = f"layers.{i}"
+        heads = config.lilicorr_num_heads
         attention = torch.nn.MultiheadAttention(x.shape[1], heads, batch_first=True).train()
         attention.load_state_dict({k.removeprefix(f"{at}.attn."): t for k, t in weights.items() if f"{at}.attn." in k})
         read = normed(weights, f"{at}.attn_norm", x, config.rms_norm_eps)[None]
@@ -288,7 +300,8 @@ def filled(network: BlockNetwork, counts: list[int]) -> tuple[NetworkDrafter, Te
     rows = range(len(counts))
     drafter.observe(rows, tokens, taps, first)
     rest = [count - early for count, early in zip(counts, first, strict=True)]
-    late_tokens, late_taps = torch.zeros_like(tokens), torch.zeros_like(taps)
+    late_tokens = torch.zeros_like(tokens)
+    late_taps = torch.zeros_like(taps)
     for row, early in enumerate(first):
         late_tokens[row, : counts[row] - early] = tokens[row, early : counts[row]]
         late_taps[row, : counts[row] - early] = taps[row, early : counts[row]]
@@ -311,7 +324,8 @@ def test_every_node_s_value_is_that_of_the_published_forward(name: str, vocabula
     network = build(name, draft_vocab_size=vocabulary)
     counts = [6, 1, 9]
     drafter, tokens, taps = filled(network, counts)
-    grown, ids = draft(drafter, tree), network.target_ids.tolist()
+    grown = draft(drafter, tree)
+    ids = network.target_ids.tolist()
     for row, count in enumerate(counts):
         paths: list[tuple[list[int], float]] = []
         for token, parent, valid in zip(
@@ -381,7 +395,9 @@ def plain_at(temperature: float) -> list[list[int]]:
 
 @pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
-    target, requests, plain = tiny.target(), requests_at(temperature), plain_at(temperature)
+    target = tiny.target()
+    requests = requests_at(temperature)
+    plain = plain_at(temperature)
     speculation = Speculation(drafter_of(build(name), TAPS), parse_tree(tree))
     for batch, times, count in ((1, 1, 2), (4, 2, 8), (8, 1, 8)):
         engine = Engine(target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
@@ -518,7 +534,8 @@ def test_a_new_correction_says_nothing(name: str) -> None:
     kind, own = VARIANTS[name]
     network = KINDS[kind].network(KINDS[kind].config(**{**SIZES, **own}))
     assert isinstance(network, BlockNetwork)
-    logits, latent = torch.randn(2, 4, tiny.VOCAB), torch.randn(2, 4, 6)
+    logits = torch.randn(2, 4, tiny.VOCAB)
+    latent = torch.randn(2, 4, 6)
     torch.testing.assert_close(network.corrected(logits, latent), logits)
 
 

@@ -25,7 +25,8 @@ def test_it_computes_its_definition(name: str) -> None:
     network = tiny.network("eagle1", **VARIANTS[name])
     p = dict(network.state_dict())
     layers = VARIANTS[name].get("num_hidden_layers", 1)
-    tokens, state = torch.arange(3, 3 + S), torch.randn(S, tiny.HIDDEN)
+    tokens = torch.arange(3, 3 + S)
+    state = torch.randn(S, tiny.HIDDEN)
     fed, normed = network.step(tokens[None], state[None], torch.arange(4, 4 + S)[None], causal)
     assert fed is normed  # the raw output is what the head reads
 
@@ -49,7 +50,8 @@ def test_it_computes_its_definition(name: str) -> None:
         q, k, v = (linear(f"{at}.self_attn.{n}_proj", x) for n in "qkv")
         heads = []
         for head in range(4):
-            own, theirs = slice(head * 8, head * 8 + 8), slice(head // 2 * 8, head // 2 * 8 + 8)
+            own = slice(head * 8, head * 8 + 8)
+            theirs = slice(head // 2 * 8, head // 2 * 8 + 8)
             scores = turn(q[:, own]) @ turn(k[:, theirs]).T / 8**0.5
             scores = scores.masked_fill(torch.ones(S, S).triu(1).bool(), -torch.inf)
             heads.append(scores.softmax(-1) @ v[:, theirs])

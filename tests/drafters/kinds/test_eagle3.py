@@ -62,7 +62,8 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def by_the_definition(module: Eagle3Network) -> tuple[Tensor, Tensor, Tensor]:
     """(fed, normed, logits) for one sequence, position by position, head by head."""
-    p, c = dict(module.state_dict()), module.config
+    p = dict(module.state_dict())
+    c = module.config
     tokens, taps, positions = (t[0] for t in inputs(module))
     eps = c.rms_norm_eps
 
@@ -91,7 +92,8 @@ def by_the_definition(module: Eagle3Network) -> tuple[Tensor, Tensor, Tensor]:
             x = torch.cat((rms(embedded, p[f"{at}.input_layernorm.weight"], eps), state), dim=-1)
             residual = state if c.norm_before_residual else hidden
         else:
-            x, residual = rms(hidden, p[f"{at}.input_layernorm.weight"], eps), hidden
+            x = rms(hidden, p[f"{at}.input_layernorm.weight"], eps)
+            residual = hidden
         q, k, v = (linear(f"{at}.self_attn.{n}_proj", x) for n in "qkv")
         heads = []
         for head in range(c.num_attention_heads):
@@ -123,7 +125,8 @@ def test_each_setting_changes_the_output(name: str) -> None:
     plain = tiny.eagle3_module()
     other = Eagle3Network(plain.config.model_copy(update=_update(name))).eval().requires_grad_(False)
     other.load_state_dict({**other.state_dict(), **plain.state_dict()})
-    fed, other_fed = run(plain)[0], run(other)[0]
+    fed = run(plain)[0]
+    other_fed = run(other)[0]
     assert not torch.allclose(fed, other_fed, rtol=1e-2, atol=1e-2)
 
 
@@ -180,7 +183,8 @@ def test_a_later_layer_with_normed_heads_is_qwen3_s() -> None:
     )  # fmt: skip
     theirs = Qwen3DecoderLayer(config, 0).eval()
     theirs.load_state_dict(ours.state_dict())
-    hidden, positions = torch.randn(1, 6, 32), torch.arange(6)[None]
+    hidden = torch.randn(1, 6, 32)
+    positions = torch.arange(6)[None]
     rope = network.rotary(hidden, positions)
     mask = torch.ones(1, 1, 6, 6).tril().bool()
 

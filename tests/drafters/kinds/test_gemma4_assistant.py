@@ -112,7 +112,8 @@ def along(made: Pair, at: Context, path: list[int]) -> Tensor:
 
 def observed(made: Pair, rows: list[list[int]]) -> tuple[NetworkDrafter, SlotCache]:
     """The drafter after it has observed rows of tokens, of which the last is the root, beside the target's cache."""
-    drafter, cache_ = made.drafter.fresh(), made.target.allocate(len(rows))
+    drafter = made.drafter.fresh()
+    cache_ = made.target.allocate(len(rows))
     drafter.pairs.attach(cache_)
     drafter.pairs.resize(len(rows))
     for chunk in made.target.prefill(cache_, range(len(rows)), rows, drafter.taps, 8):
@@ -158,7 +159,8 @@ def test_chains_in_the_engine_are_transformers_candidates(
     prompt = tiny.prompts(4)[0]
     engine = Engine(made.target, None, Speculation(made.drafter, parse_tree("chain:4")), batch_size=1)
     assert engine.speculation is not None
-    drafter, drafted = engine.speculation.drafter, []
+    drafter = engine.speculation.drafter
+    drafted = []
     draft = drafter.draft
 
     def recorded(*args: Any, **options: Any) -> Any:
@@ -207,7 +209,8 @@ def test_preempted_rows_draft_on_from_what_is_read_again(pair: Any, monkeypatch:
         for seed, prompt in enumerate(tiny.prompts(5, 12, 9, 7))
     ]
     plain = [one.token_ids for one in Engine(made.target, batch_size=4).generate(requests)]
-    commit, calls = SlotCache.commit, list[Any]()
+    commit = SlotCache.commit
+    calls = list[Any]()
 
     def interrupted(cache_: SlotCache, *args: Any) -> None:
         calls.append(args)
@@ -248,7 +251,8 @@ def test_an_8_bit_cache_is_refused_by_name(model_folder: Path, pair: Any) -> Non
 @pytest.mark.parametrize("in_codes", [False, True])
 def test_columns_are_what_a_pass_over_them_reads(target: Target, in_codes: bool) -> None:
     cache_ = SlotCache(target.kv_shapes, 3, torch.float32, target.device, in_codes=in_codes)
-    keys, values = torch.randn(2, 1, 5, 16), torch.randn(2, 1, 5, 16)
+    keys = torch.randn(2, 1, 5, 16)
+    values = torch.randn(2, 1, 5, 16)
     rows = range(1, 3)
     written = cache_.write(1, keys, values, cache_.staging(rows, 5))
     for found, expected in zip(cache_.columns(1, rows, 2, 4), written, strict=True):

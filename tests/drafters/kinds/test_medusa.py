@@ -89,9 +89,11 @@ def test_published_layouts_compute_what_is_written_out(tmp_path: Path, layout: s
     tensors = published()
     ids = torch.tensor([70, 3, 4, 9, 11, 50, 33, 20, 12, 90])
     if layout == "FasterDecoding":
-        folder, ids = write(tmp_path / "one", PUBLISHED, tensors), torch.arange(tiny.VOCAB)
+        folder = write(tmp_path / "one", PUBLISHED, tensors)
+        ids = torch.arange(tiny.VOCAB)
     elif layout == "vLLM":
-        folder, ids = write(tmp_path / "one", VLLM, in_vllm_names(tensors)), torch.arange(tiny.VOCAB)
+        folder = write(tmp_path / "one", VLLM, in_vllm_names(tensors))
+        ids = torch.arange(tiny.VOCAB)
     else:
         folder = write(tmp_path / "one", VLLM | {"truncated_vocab_size": len(ids)}, in_vllm_names(tensors, ids))
     network = load_network(folder)
@@ -167,8 +169,10 @@ def test_heads_for_another_base_are_refused_by_shape(tmp_path: Path) -> None:
 
 def test_a_level_is_a_head_on_the_last_state() -> None:
     """In the engine's terms: after the pair (state at i, token i + 1), head 0 guesses token i + 2, the root's child."""
-    target, tensors = tiny.target(), published()
-    prompt, depth = tiny.prompts(9)[0], 4
+    target = tiny.target()
+    tensors = published()
+    prompt = tiny.prompts(9)[0]
+    depth = 4
     offered = []
 
     class Spy(NetworkDrafter):
@@ -221,7 +225,8 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_auto_never_asks_for_more_than_the_heads_guess(heads: int) -> None:
-    target, drafter = tiny.target(), tiny.drafter("medusa", num_heads=heads)
+    target = tiny.target()
+    drafter = tiny.drafter("medusa", num_heads=heads)
     controller = make_controller(target, drafter, "auto", 4)
     requests = [Request(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in tiny.prompts(5, 9, 7, 3)]
     plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]

@@ -52,7 +52,8 @@ def test_it_is_deepseek_s_attention(rank: int | None, rope: str, interleave: boo
     )  # fmt: skip
     mine = LatentAttention(config, 32)
     mine.load_state_dict(reference.state_dict())
-    x, positions = 3 * torch.randn(2, 9, 32), torch.arange(90, 99).expand(2, 9)
+    x = 3 * torch.randn(2, 9, 32)
+    positions = torch.arange(90, 99).expand(2, 9)
     seen = torch.ones(1, 1, 9, 9).tril().bool()
     cached: list[torch.Size] = []
 

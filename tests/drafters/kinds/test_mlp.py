@@ -25,7 +25,8 @@ def attend(*_: object) -> torch.Tensor:
 def test_it_computes_its_definition(name: str) -> None:
     network = tiny.network("mlp", **VARIANTS[name])
     p = dict(network.state_dict())
-    tokens, state = torch.arange(5), torch.randn(5, tiny.HIDDEN)
+    tokens = torch.arange(5)
+    state = torch.randn(5, tiny.HIDDEN)
     fed, normed = network.step(tokens[None], state[None], torch.zeros(1, 5), attend)
     x = state if name == "no tokens" else torch.cat((p["embed_tokens.weight"][tokens], state), dim=-1)
     for i in range(VARIANTS[name].get("depth", 2)):

@@ -46,7 +46,8 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
 
     A masked slot has the mask token's embedding and `mask_hidden` for taps; everything is causal.
     """
-    weights, config = network.state_dict(), network.config
+    weights = network.state_dict()
+    config = network.config
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * weights[f"{name}.weight"]
@@ -54,7 +55,8 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
     def turned(x: Tensor) -> Tensor:  # [n, heads, D]
         half = config.head_dim // 2
         angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(half) / half)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        cos = angles.cos()[:, None]
+        sin = angles.sin()[:, None]
         left, right = x[..., :half], x[..., half:]
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -80,8 +82,10 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
             (x @ weights[f"{at}.self_attn.{part}_proj.weight"].T).unflatten(1, (-1, config.head_dim)) for part in "qkv"
         )
         if config.qk_norm:
-            q, k = norm(q, f"{at}.self_attn.q_norm"), norm(k, f"{at}.self_attn.k_norm")
-        q, k = turned(q), turned(k)
+            q = norm(q, f"{at}.self_attn.q_norm")
+            k = norm(k, f"{at}.self_attn.k_norm")
+        q = turned(q)
+        k = turned(k)
         k, v = (each.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1) for each in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
         scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
@@ -106,7 +110,8 @@ def filled(network: PEagleNetwork, counts: list[int], native: bool) -> tuple[Net
     rows = range(len(counts))
     drafter.observe(rows, tokens, taps, first)
     rest = [count - early for count, early in zip(counts, first, strict=True)]
-    late_tokens, late_taps = torch.zeros_like(tokens), torch.zeros_like(taps)
+    late_tokens = torch.zeros_like(tokens)
+    late_taps = torch.zeros_like(taps)
     for row, early in enumerate(first):
         late_tokens[row, : rest[row]] = tokens[row, early : counts[row]]
         late_taps[row, : rest[row]] = taps[row, early : counts[row]]
@@ -117,7 +122,8 @@ def filled(network: PEagleNetwork, counts: list[int], native: bool) -> tuple[Net
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("name", "tree"), tiny.sample([*VARIANTS], ["chain:5", "dynamic:5,3,14", "chain:1"]))
 def test_every_node_s_value_is_that_of_the_published_forward(name: str, tree: str, native: bool) -> None:
-    network, counts = build(name), [6, 1, 9]
+    network = build(name)
+    counts = [6, 1, 9]
     drafter, tokens, taps = filled(network, counts, native)
     sampler = Sampler(3, tiny.VOCAB, CPU)
     for slot in range(3):
@@ -126,7 +132,8 @@ def test_every_node_s_value_is_that_of_the_published_forward(name: str, tree: st
     for _ in range(2):  # the second draft is the same: the first left nothing behind
         grown = drafter.draft(range(3), parse_tree(tree), sampler.coupling(range(3), True))
         for row, count in enumerate(counts):
-            slots, values = restated(network, tokens[row, :count], taps[row, :count]), [0.0]
+            slots = restated(network, tokens[row, :count], taps[row, :count])
+            values = [0.0]
             for token, parent, depth in zip(
                 grown.tokens[row].tolist(), grown.parents[row].tolist(), grown.depth[row, 1:].tolist(), strict=True
             ):
@@ -175,7 +182,8 @@ def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: s
 
 @pytest.mark.slow
 def test_auto_drafts_no_deeper_than_there_are_slots() -> None:
-    target, drafter = tiny.target(), drafter_of(build("plain"), (1, 2, 4))
+    target = tiny.target()
+    drafter = drafter_of(build("plain"), (1, 2, 4))
     controller = make_controller(target, drafter, "auto", 4)
     requests = [Request(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in tiny.prompts(5, 9, 7, 3)]
     plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]

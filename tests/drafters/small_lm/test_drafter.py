@@ -158,9 +158,12 @@ def test_right_guesses_are_not_read_again(tree: str, native: bool, vocabulary: s
     """And the next draft is that of a model that reads them all."""
     model = native_model() if native else Target(tiny.build_model("qwen3", **SIZES))
     shared = None if vocabulary == "same" else some_tokens()
-    drafter, fresh = begun(model, shared), begun(model, shared)
-    made, before = draft(drafter, tree), list(drafter.pairs.cache.lengths)
-    whole, node = list[int](), int(made.depth[0, 1:].argmax())
+    drafter = begun(model, shared)
+    fresh = begun(model, shared)
+    made = draft(drafter, tree)
+    before = list(drafter.pairs.cache.lengths)
+    whole = list[int]()
+    node = int(made.depth[0, 1:].argmax())
     while node >= 0:
         whole.insert(0, int(made.tokens[0, node]))
         node = int(made.parents[0, node])
@@ -176,7 +179,8 @@ def test_right_guesses_are_not_read_again(tree: str, native: bool, vocabulary: s
     found = [length - was for length, was in zip(drafter.pairs.cache.lengths, before, strict=True)]
     assert found == [len(whole) - 1, 1, 0]
     assert drafter.pairs.guesses is None
-    one, other = draft(drafter, tree), draft(fresh, tree)
+    one = draft(drafter, tree)
+    other = draft(fresh, tree)
     assert torch.equal(one.tokens, other.tokens)
     torch.testing.assert_close(one.logprob, other.logprob)
 
@@ -205,7 +209,8 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_controller_plans_its_drafts() -> None:
-    target, drafter = tiny.target(), SmallLmDrafter(small())
+    target = tiny.target()
+    drafter = SmallLmDrafter(small())
     controller = make_controller(target, drafter, "auto", 4)
     engine = Engine(target, None, Speculation(drafter, None), batch_size=4, controller=controller)
     for temperature in (0.0, 1.0):

@@ -54,9 +54,11 @@ def shared(own: Any, target: Any = None) -> SharedVocabulary:
 
 @pytest.mark.parametrize("make", [other, sentencepiece])
 def test_shared_tokens_stand_for_the_same_text(make: Any) -> None:
-    own, target = make(), pairs.tokenizer()
+    own = make()
+    target = pairs.tokenizer()
     found = shared(own)
-    theirs, ours = token_bytes(target), token_bytes(own)
+    theirs = token_bytes(target)
+    ours = token_bytes(own)
     same = {token for token, content in theirs.items() if content in set(ours.values())}
     same |= {target.eos_token_id}
     assert sorted(found.target_ids.tolist()) == sorted(same)
@@ -68,7 +70,8 @@ def test_shared_tokens_stand_for_the_same_text(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [other, sentencepiece])
 def test_the_draft_model_reads_the_same_text(make: Any) -> None:
-    own, target = make(), pairs.tokenizer()
+    own = make()
+    target = pairs.tokenizer()
     found = shared(own)
     tokens = target.encode(TEXT, add_special_tokens=False)
     ours = [mine for token in tokens for mine in found.read(token)]
@@ -117,7 +120,8 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
 
 
 def test_files_say_that_they_hold_a_language_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target, small = pairs.save_target(tmp_path / "target"), tmp_path / "small"
+    target = pairs.save_target(tmp_path / "target")
+    small = tmp_path / "small"
     pairs.save_target(small, num_hidden_layers=1)
     for method in (None, "draft_model"):
         engine = load(target, small, method=method, dtype="float32", tree="chain:3")
@@ -150,7 +154,8 @@ def test_another_tokenizer_is_mapped_and_its_share_told(tmp_path: Path, caplog: 
 
 def test_methods_and_options_that_do_not_go_with_it(tmp_path: Path) -> None:
     loaded = Target(tiny.build_model("llama", vocab_size=len(pairs.tokenizer())))
-    small, drafter = pairs.save_target(tmp_path / "small"), pairs.save_drafter(tmp_path / "drafter")
+    small = pairs.save_target(tmp_path / "small")
+    drafter = pairs.save_drafter(tmp_path / "drafter")
     with pytest.raises(UsageError, match="is no language model"):
         make_drafter(DrafterOptions(drafter, method="draft_model"), loaded)
     with pytest.raises(UsageError, match="is a language model: leave out"):

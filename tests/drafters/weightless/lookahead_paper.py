@@ -24,11 +24,13 @@ def decode_by_paper(
     `sizes` are W, N and G; `guesses` are the W + N - 3 tokens that the window begins with.
     """
     window, ngram, most = sizes
-    known, lengths = list(text), list[int]()
+    known = list(text)
+    lengths = list[int]()
     rows = [list(guesses)]  # the window: row 0 follows the last token, so its first entry belongs to column 1
     pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     while sum(lengths) < tokens:
-        last, columns = known[-1], len(rows[0]) + 1
+        last = known[-1]
+        columns = len(rows[0]) + 1
         filling = len(rows) < ngram - 1
         ends = [rows[0][:column] + [row[column] for row in rows[1:]] for column in range(columns)]
         candidates = [] if filling else list(pool[last])

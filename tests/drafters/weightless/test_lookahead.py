@@ -88,7 +88,8 @@ def test_output_is_that_of_plain_decoding_on_other_architectures(name: str) -> N
 def test_nothing_changes_for_sequences_that_are_preempted() -> None:
     asked = requests(16, 0.7)
     plain = [done.token_ids for done in Engine(tiny.target(), batch_size=8).generate(asked)]
-    made, answers = engine(batch_size=4), [list[int]() for _ in asked]
+    made = engine(batch_size=4)
+    answers = [list[int]() for _ in asked]
     for request in asked:
         made.submit(request)
     steps = 0
@@ -173,7 +174,9 @@ def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
     asked = [replace(request, speculate=i % 2 == 0) for i, request in enumerate(requests(16))]
     plain = [done.token_ids for done in Engine(tiny.target(), batch_size=8).generate(asked)]
     made = engine(batch_size=4)
-    tree, chunks = made.speculation.tree, list[tuple[int, Sequence[int]]]()  # type: ignore[union-attr]
+    # type: ignore[union-attr]
+    tree = made.speculation.tree
+    chunks = list[tuple[int, Sequence[int]]]()
     for request in asked:
         made.submit(request)
     while not made.idle:
@@ -185,7 +188,8 @@ def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
 def test_a_slot_remembers_nothing_of_the_sequence_before() -> None:
     asked = requests(16)
     made = engine()
-    first, second = made.generate(asked), made.generate(asked)
+    first = made.generate(asked)
+    second = made.generate(asked)
     assert [one.stats.accepted_histogram for one in first] == [one.stats.accepted_histogram for one in second]
 
 

@@ -198,7 +198,8 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
 
 
 def test_a_prediction_is_drafted_from_its_start_and_found_again_after_a_change() -> None:
-    made, prediction = drafter(), [20, 21, 22, 23, 24, 25]
+    made = drafter()
+    prediction = [20, 21, 22, 23, 24, 25]
     made.pairs.begin(0, [1, 2, 3], Owner(""), prediction)
     made.pairs.begin(1, [1, 2, 3], Owner(""))
     for slot in range(2):

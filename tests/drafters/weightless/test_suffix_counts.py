@@ -124,7 +124,8 @@ def test_trees_are_the_most_probable_paths(
 def test_chains_are_the_most_frequent_tokens(within: list[list[int]], limits: SuffixLimits, depth: int) -> None:
     context = within[-1]
     draft = index_of(within, limits).draft(context, depth, 1)
-    best, score = [], 0.0
+    best = []
+    score = 0.0
     for size, suffix in sorted(suffixes(within, context, limits).items(), reverse=True):
         path = path_by_hand(within, suffix, min(limits.nodes(size), depth))
         known = continuations(within, suffix, depth)

@@ -87,7 +87,8 @@ def same(a: DraftTree, b: DraftTree) -> None:
 
 def slot_of(drafter: NetworkDrafter, rows: range, pairs: list[Row], deferred: bool = False) -> None:
     """Show rows their pairs, all of one length, or put them aside."""
-    tokens, taps = torch.stack([ids[1:] for ids, _ in pairs]), torch.stack([taps for _, taps in pairs])
+    tokens = torch.stack([ids[1:] for ids, _ in pairs])
+    taps = torch.stack([taps for _, taps in pairs])
     (drafter.defer if deferred else drafter.observe)(rows, tokens, taps, [tokens.shape[1]] * len(pairs))
 
 
@@ -153,7 +154,8 @@ def test_what_is_read_together_changes_nothing(sizes: tuple[int, ...], layers: i
     drafter = windowed(num_hidden_layers=layers)
     rows = history(drafter, 45, 45)
     drafter.pairs.resize(2)
-    begin, trees = 0, []
+    begin = 0
+    trees = []
     for size in sizes:
         slot_of(drafter, range(2), [part(row, begin, begin + size) for row in rows])
         begin += size
@@ -169,7 +171,8 @@ def test_what_is_read_together_changes_nothing(sizes: tuple[int, ...], layers: i
 
 
 def test_no_position_is_larger_than_window_and_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, largest = windowed(), 0
+    drafter = windowed()
+    largest = 0
     rotary = drafter.network.rotary
     original = type(rotary).forward
 
@@ -214,7 +217,9 @@ def test_slots_move_and_are_truncated() -> None:
 @pytest.mark.parametrize("count", [2, 10, 33, 47])
 def test_what_is_saved_and_loaded_drafts_the_same(count: int, unread: int) -> None:
     """In blocks that are saved while they are there, as the prefix cache does, the last pairs unread."""
-    drafter, block, total = windowed(), 5, 47
+    drafter = windowed()
+    block = 5
+    total = 47
     (row,) = history(drafter, total + 1)
     drafter.pairs.resize(2)
     saved = []
@@ -241,7 +246,8 @@ def test_what_is_saved_and_loaded_drafts_the_same(count: int, unread: int) -> No
 
 
 def test_pairs_that_were_dropped_before_they_were_saved() -> None:
-    drafter, block = windowed(), 5
+    drafter = windowed()
+    block = 5
     (row,) = history(drafter, 45)
     drafter.pairs.resize(2)
     slot_of(drafter, range(1), [row])
@@ -298,7 +304,9 @@ def test_deferred_pairs_beyond_the_window_are_forgotten() -> None:
 
 
 def test_the_cache_is_as_large_at_sixteen_thousand_as_at_one_thousand() -> None:
-    drafter, sizes, taps = windowed(pairs=256), [], torch.zeros(1, 512, 3, tiny.HIDDEN)
+    drafter = windowed(pairs=256)
+    sizes = []
+    taps = torch.zeros(1, 512, 3, tiny.HIDDEN)
     drafter.pairs.resize(1)
     for chunk in range(1, 33):
         drafter.observe(range(1), torch.full((1, 512), 5), taps, [512])

@@ -65,7 +65,8 @@ def sees(network: Eagle3Network, layer: int, known: int, query: int, key: int) -
 
     The first `known` positions are true pairs, those after them the guesses of one path.
     """
-    config, last = network.config, known - 1
+    config = network.config
+    last = known - 1
     if key > query or config.layer_types is None or config.layer_types[layer] == FULL or key >= min(last, query):
         return key <= query
     guessed_from = last if config.sliding_anchored and query > last else query
@@ -84,7 +85,8 @@ def states(network: Eagle3Network, tokens: Tensor, taps: Tensor, path: list[int]
         if layer in cache:
             k, v = (torch.cat(pair, dim=2) for pair in zip(cache[layer], (k, v), strict=True))
         cache[layer] = (k, v)
-        keys, queries = range(k.shape[2]), range(k.shape[2])[-q.shape[2] :]
+        keys = range(k.shape[2])
+        queries = range(k.shape[2])[-q.shape[2] :]
         mask = torch.tensor([[sees(network, layer, known, i, j) for j in keys] for i in queries])
         return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
@@ -92,9 +94,11 @@ def states(network: Eagle3Network, tokens: Tensor, taps: Tensor, path: list[int]
     fed, normed = network.step(tokens[None, 1:], network.fuse(taps[None]), torch.arange(known)[None], attend)
     found = [normed[0, -1]]
     for step, token in enumerate(path):
-        ids, state = torch.tensor([[token]]), fed[:, -1:]
+        ids = torch.tensor([[token]])
+        state = fed[:, -1:]
         if masked is not None:
-            ids, state = torch.tensor([[masked.token]]), masked.state
+            ids = torch.tensor([[masked.token]])
+            state = masked.state
         fed, normed = network.step(ids, state, torch.tensor([[known + step]]), attend)
         found.append(normed[0, -1])
     return found
@@ -139,7 +143,9 @@ def test_a_window_changes_the_draft(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_training_rows_are_what_decoding_computes(name: str) -> None:
     """Every step of every row, against the masks written out and against a drafter that has read that row's pairs."""
-    network, steps, width = build(name), 4, 12
+    network = build(name)
+    steps = 4
+    width = 12
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(3, tiny.VOCAB, (2, width), generator=draw)
     taps = torch.randn(2, width, 3, tiny.HIDDEN, generator=draw)

@@ -100,7 +100,9 @@ class Text:
     def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
         """A tree and the number of levels that it took."""
         rows = len(self.sharpness)
-        growth, width, levels = spec.start(rows, CPU), 1, 0
+        growth = spec.start(rows, CPU)
+        width = 1
+        levels = 0
         spread = np.array(self.sharpness)[:, None, None]
         while True:
             logits = self._draw.standard_normal((rows, width, 24)) * spread
@@ -114,10 +116,14 @@ class Text:
 
     def walk(self, tree: DraftTree) -> list[list[int]]:
         """The path that the target takes in each row."""
-        parents, scores, valid = tree.parents.tolist(), tree.logprob.double().exp().tolist(), tree.valid.tolist()
+        parents = tree.parents.tolist()
+        scores = tree.logprob.double().exp().tolist()
+        valid = tree.valid.tolist()
         paths = []
         for row, followed in enumerate(self.followed):
-            at, mass, path = -1, 1.0, [0]
+            at = -1
+            mass = 1.0
+            path = [0]
             while True:
                 draw = float(self._draw.random()) * mass / followed
                 for node in range(at + 1, tree.size):
@@ -127,7 +133,8 @@ class Text:
                             break
                 else:
                     break
-                at, mass = node, scores[row][node]
+                at = node
+                mass = scores[row][node]
                 path.append(node + 1)
             paths.append(path)
         return paths
@@ -160,7 +167,8 @@ class Simulation:
         """The rows' lengths before the next round."""
         rows = len(self.text.sharpness)
         if len(self.lengths) != rows:
-            self.lengths, self.texts = [PROMPT] * rows, [next(_TEXTS) for _ in range(rows)]
+            self.lengths = [PROMPT] * rows
+            self.texts = [next(_TEXTS) for _ in range(rows)]
         return self.lengths
 
     def advance(self, paths: list[list[int]]) -> None:
@@ -174,9 +182,13 @@ class Simulation:
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
         rows = len(self.text.sharpness)
-        lengths, texts = self.current_lengths(), self.texts
-        draft, drafting, observing = None, 0.0, 0.0
-        tree, paths = DraftTree.empty(rows, CPU), [[0]] * rows
+        lengths = self.current_lengths()
+        texts = self.texts
+        draft = None
+        drafting = 0.0
+        observing = 0.0
+        tree = DraftTree.empty(rows, CPU)
+        paths = [[0]] * rows
         if spec is not None:
             tree, levels = self.text.draft(spec)
             paths = self.text.walk(tree)
@@ -196,7 +208,9 @@ class Simulation:
         self.advance(paths)
         shown = self.noise(self.rounds)
         seconds = drafting + passing + observing
-        self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
+        self.seconds = self.seconds + seconds
+        self.tokens = self.tokens + emitted
+        self.rounds = self.rounds + 1
         self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
         return RoundRecord(
             texts, lengths, spec, draft, drafting * shown, passing * shown, tokens, emitted, seconds * shown
@@ -289,7 +303,8 @@ def contest(rows: int) -> Contest:
     def auto(**options: object) -> tuple[float, float]:
         runs = []
         for seed in seeds:
-            made, simulation = controller(HEAVY, **options), Simulation(HEAVY, mixed(rows, seed), clock_noise(seed))
+            made = controller(HEAVY, **options)
+            simulation = Simulation(HEAVY, mixed(rows, seed), clock_noise(seed))
             simulation.run(made, 75)
             early = simulation.rate
             simulation.run(made, 225)

@@ -32,7 +32,8 @@ from .simulation import Machine
 
 def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_HOPELESS", math.inf)  # however a busy machine stalls
-    target, drafter = tiny.target("llama"), tiny.drafter("eagle3")
+    target = tiny.target("llama")
+    drafter = tiny.drafter("eagle3")
     table = calibrate(target, drafter, batch_size=3, widest=60, seconds=0.0)
     assert table.pass_by_tokens.sizes[:4] == (1, 2, 3, 4)
     assert table.pass_by_tokens.sizes[-1] == 64
@@ -50,7 +51,8 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pyte
 def test_passes_too_large_to_pay_are_left_out(rows: int, largest: int) -> None:
     """A pass takes as many seconds as it has tokens; sizes up to two tokens a row are measured whatever they take."""
     bench = object.__new__(calibration._Bench)
-    bench._rows, bench._target = [1, rows], tiny.target("gpt2")
+    bench._rows = [1, rows]
+    bench._target = tiny.target("gpt2")
     sizes = {("tokens", n): (lambda n=n: float(n)) for n in (1, 2, 4, 8, 16, 32, 64)} | {("pairs", 64): lambda: 64.0}
     runs = bench._turns(dict(sizes), 0.0)
     assert list(runs) == [("tokens", n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= largest] + [("pairs", 64)]
@@ -59,8 +61,11 @@ def test_passes_too_large_to_pay_are_left_out(rows: int, largest: int) -> None:
 
 def test_drafts_and_plain_passes_come_after_a_pass() -> None:
     """As in service: a draft that finds its own weights in the caches takes half as long."""
-    bench, order = object.__new__(calibration._Bench), list[str]()
-    bench._rows, bench._target = [1], SimpleNamespace(backend=NativeBackend())  # type: ignore[assignment]
+    bench = object.__new__(calibration._Bench)
+    order = list[str]()
+    # type: ignore[assignment]
+    bench._rows = [1]
+    bench._target = SimpleNamespace(backend=NativeBackend())
 
     def timed(name: str, seconds: float) -> Callable[[], float]:
         return lambda: order.append(name) or seconds  # type: ignore[func-returns-value]
@@ -97,7 +102,9 @@ def test_an_engine_decodes_the_same_after_it() -> None:
 
 
 def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, drafter, path = tiny.target("llama"), tiny.drafter("eagle3"), tmp_path / "costs.json"
+    target = tiny.target("llama")
+    drafter = tiny.drafter("eagle3")
+    path = tmp_path / "costs.json"
     measured = costs_for(target, drafter, 1, path)
     monkeypatch.setattr("eyas.engine.controller.calibration.calibrate", None)  # not called a second time
     assert costs_for(target, drafter, 1, path) == measured == CostTable.read(path, measured.measured_on)
@@ -106,7 +113,9 @@ def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_file_says_which_drafter_it_is_for(tmp_path: Path) -> None:
-    target, path, small = tiny.target("llama"), tmp_path / "costs.json", Target(tiny.build_model("gpt2"))
+    target = tiny.target("llama")
+    path = tmp_path / "costs.json"
+    small = Target(tiny.build_model("gpt2"))
     drafters = {
         "Eagle3Network": tiny.drafter("eagle3"),
         "MlpNetwork": tiny.drafter("mlp"),
@@ -149,7 +158,8 @@ def test_a_file_says_whether_the_drafter_is_in_8_bits(tmp_path: Path) -> None:
 
 
 def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
-    target, costs = tiny.target("llama"), costs_for(tiny.target("llama"), tiny.drafter("eagle3"), 1)
+    target = tiny.target("llama")
+    costs = costs_for(tiny.target("llama"), tiny.drafter("eagle3"), 1)
     small = tiny.drafter("eagle3", draft_vocab_size=3)
     assert make_controller(target, small, "auto", 1, costs).arm.gain.widths == (1, 2, 3)
     assert make_controller(target, small, "auto:chain", 1, costs).arm.gain.widths == (1,)
@@ -189,6 +199,8 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
 
 def test_runs_that_record_a_graph_do_not_count() -> None:
     bench = object.__new__(calibration._Bench)
-    bench._rows, bench._target = [1], SimpleNamespace(backend=GraphsBackend())  # type: ignore[assignment]
+    # type: ignore[assignment]
+    bench._rows = [1]
+    bench._target = SimpleNamespace(backend=GraphsBackend())
     taken = iter([0.5, 9.0, 0.3, 0.2])
     assert bench._turns({("tokens", 1): lambda: next(taken)}, 0.0) == {("tokens", 1): [0.3, 0.2]}

@@ -46,7 +46,8 @@ def decided(made: Controller, rows: int) -> PlannedTree | None:
 def test_it_keeps_up_with_the_best_fixed_choice(rows: int) -> None:
     rounds = 3000 // (rows + 2)
     _, fixed = best_fixed(MACHINE, rows, rounds // 2)
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(rows, 2))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(rows, 2))
     simulation.run(made, 60)
     rate = simulation.run(made, rounds)
     assert rate >= 0.97 * fixed  # the best of ten noisy runs looks a little better than it is
@@ -57,7 +58,8 @@ def test_it_keeps_up_with_the_best_fixed_choice(rows: int) -> None:
 def test_it_is_never_slower_than_plain(rows: int) -> None:
     """Here no shape pays: even a round's time that was lost to find that out is hard to see."""
     text = Text([1.2] * rows, [0.7] * rows)
-    made, simulation = controller(MACHINE), Simulation(MACHINE, text)
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, text)
     assert simulation.run(made, 150) >= 0.985 * plain_rate(text)
     assert simulation.run(made, 400) >= 0.995 * plain_rate(text)
     assert made.snapshot().depth == 0
@@ -66,7 +68,8 @@ def test_it_is_never_slower_than_plain(rows: int) -> None:
 @pytest.mark.parametrize(("followed", "observed"), [(0.9, True), (0.02, False)])
 def test_sequences_go_unobserved_where_drafting_does_not_pay(followed: float, observed: bool) -> None:
     rows = 8
-    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([3.0] * rows, [followed] * rows))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, Text([3.0] * rows, [followed] * rows))
     asked = []
     for _ in range(60):
         asked.append(made.observation.admits(rows))
@@ -79,7 +82,8 @@ def test_sequences_are_observed_while_a_shape_waits_to_be_recorded() -> None:
     """Recording is dear, so that on an accelerator a shape is missed for a while before any round uses it."""
     rows = 8
     made = controller(MACHINE, counts_freely=False)
-    simulation, used = Simulation(MACHINE, Text([3.0] * rows, [0.5] * rows)), 0
+    simulation = Simulation(MACHINE, Text([3.0] * rows, [0.5] * rows))
+    used = 0
     for _ in range(100):
         assert made.observation.admits(rows)
         spec = planned(made, simulation)
@@ -93,13 +97,15 @@ def test_under_load_only_confident_nodes_pay() -> None:
     easy_rows = [bool(row % 2) for row in range(rows)]
     for seed in range(4):
         text = Text([9.0 if easy else 1.0 for easy in easy_rows], [0.98 if easy else 0.6 for easy in easy_rows], seed)
-        made, simulation = controller(MACHINE), Simulation(MACHINE, text)
+        made = controller(MACHINE)
+        simulation = Simulation(MACHINE, text)
         simulation.run(made, 40)
         speedup += simulation.run(made, 60) / plain_rate(text) / 4
         spec = decided(made, rows)
         assert spec is not None
         tree, _ = text.draft(spec)
-        hard, easy = tree.valid[0::2].sum().item(), tree.valid[1::2].sum().item()
+        hard = tree.valid[0::2].sum().item()
+        easy = tree.valid[1::2].sum().item()
         assert easy > 10 * hard
     assert speedup > 1.1
 
@@ -107,7 +113,8 @@ def test_under_load_only_confident_nodes_pay() -> None:
 @pytest.mark.parametrize(("prompt_pairs", "pays"), [(0, True), (8, True), (2000, False)])
 def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs: int, pays: bool) -> None:
     """A batch of short answers to long prompts, of which the same text is worth drafting for without the prompts."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(4))
     for _ in range(200):
         record = simulation.round(made.plan(range(4), [200] * 4))
         made.learn(record._replace(prompt_pairs=prompt_pairs))
@@ -116,7 +123,8 @@ def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs:
 
 def rounds_until_drafted(unread: int) -> int:
     """Plain rounds of two rows before the first draft that is no probe, where each row has `unread` pairs to read."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(2))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(2))
     for rounds in range(500):
         spec = made.plan(range(2), [2000] * 2, None, [unread] * 2)
         if spec is not None and not made.probing:
@@ -127,8 +135,10 @@ def rounds_until_drafted(unread: int) -> int:
 
 def test_speculation_begins_when_it_would_have_saved_the_reading_of_deferred_pairs() -> None:
     assert rounds_until_drafted(0) <= 2  # the first check of plain decoding
-    few, many = rounds_until_drafted(100), rounds_until_drafted(1000)
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(2))
+    few = rounds_until_drafted(100)
+    many = rounds_until_drafted(1000)
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(2))
     made.plan(range(2), [2000] * 2)
     saved = 2 / plain_rate(simulation.text) - 2 / made.snapshot().predicted_tokens_per_second
     assert many == pytest.approx(MACHINE.observe_seconds(2000) / saved, abs=3)
@@ -139,7 +149,9 @@ def test_a_moment_with_few_rows_makes_no_drafter_read_the_prompts() -> None:
     """Rows that decode while the prompts of others are read, and many rows after that, again and again."""
     sizes = (1, 4, 8, 16, 32, 64, 128, 256)
     machine = replace(MACHINE, points=tuple((size, max(1.0, 0.25 * size)) for size in sizes))  # eight rows don't pay
-    made, few, many = controller(machine), Simulation(machine, mixed(2)), Simulation(machine, mixed(8))
+    made = controller(machine)
+    few = Simulation(machine, mixed(2))
+    many = Simulation(machine, mixed(8))
     reading = machine.observe_seconds(8 * 500)
     lost = 0.0
     for _ in range(20):
@@ -154,17 +166,21 @@ def test_a_moment_with_few_rows_makes_no_drafter_read_the_prompts() -> None:
 
 
 def test_easy_rows_get_more_of_the_budget() -> None:
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(4))
     simulation.run(made, 300)
     assert simulation.nodes is not None
-    hard, easy = simulation.nodes[0::2].sum(), simulation.nodes[1::2].sum()
+    hard = simulation.nodes[0::2].sum()
+    easy = simulation.nodes[1::2].sum()
     assert easy > 1.3 * hard
 
 
 def test_it_follows_a_text_that_drifts() -> None:
     """Easy, then so hard that nothing pays, then easy again."""
-    easy, hard = Text([4.0] * 4, [0.95] * 4, 1), Text([0.6] * 4, [0.4] * 4, 2)
-    made, simulation = controller(MACHINE), Simulation(MACHINE, easy)
+    easy = Text([4.0] * 4, [0.95] * 4, 1)
+    hard = Text([0.6] * 4, [0.4] * 4, 2)
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, easy)
     fast = simulation.run(made, 250)
     assert fast > 1.5 * plain_rate(easy)
     simulation.text = hard
@@ -186,14 +202,18 @@ def test_a_trial_of_a_text_ends_once_it_is_hopeless(seed: int) -> None:
 
 def test_hard_answers_and_easy_ones_take_turns() -> None:
     """What was learnt of the one must not hold for the other: here levels are dear, and the drafter is always sure."""
-    machine, ratios = Machine(first=0.2, level=0.12, position=0.01), []
+    machine = Machine(first=0.2, level=0.12, position=0.01)
+    ratios = []
     for seed in range(3):
-        easy, hard = Text([4.0], [0.95], seed + 1), Text([3.0], [0.3], seed + 20)
-        made, simulation = controller(machine), Simulation(machine, easy)
+        easy = Text([4.0], [0.95], seed + 1)
+        hard = Text([3.0], [0.3], seed + 20)
+        made = controller(machine)
+        simulation = Simulation(machine, easy)
         simulation.run(made, 300)
         for _ in range(3):
             for text, rounds in ((hard, 120), (easy, 60)):
-                simulation.text, simulation.lengths = text, []
+                simulation.text = text
+                simulation.lengths = []
                 ratios.append(simulation.run(made, rounds) / plain_rate(text, machine))
     assert sum(ratios[::2]) / 9 > 0.84  # without a yield for each text 0.82, and 0.68 in the worst case
     assert min(ratios[::2]) > 0.78
@@ -203,20 +223,25 @@ def test_hard_answers_and_easy_ones_take_turns() -> None:
 @pytest.mark.parametrize(("share", "cost", "tried"), [(0.8, 0.5, True), (0.8, 95.0, False), (0.02, 0.5, False)])
 def test_a_trial_must_be_worth_its_cost(share: float, cost: float, tried: bool) -> None:
     """A hundred tokens are to come; a trial reads prompts for so many plain rounds."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([1.0], [0.05]))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, Text([1.0], [0.05]))
     simulation.run(made, 30)
     prospects = made._choice.prospects
     assert prospects is not None
-    rates, reading = prospects.chain_rates(np.full(4, share)), cost * prospects.plain_seconds
+    rates = prospects.chain_rates(np.full(4, share))
+    reading = cost * prospects.plain_seconds
     probe = Explorer().while_plain(prospects, lambda: rates, lambda: reading)
     assert (probe is not None) is tried
 
 
 def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
     """Where copies are looked for every round is planned, and drawing samples takes time."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([1.0], [0.05]))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, Text([1.0], [0.05]))
     simulation.run(made, 30)
-    prospects, asked, explorer = made._choice.prospects, list[int](), Explorer()
+    prospects = made._choice.prospects
+    asked = list[int]()
+    explorer = Explorer()
     assert prospects is not None
 
     def considered() -> int:
@@ -234,7 +259,9 @@ def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
 
 def test_texts_that_never_paid_are_tried_ever_more_rarely() -> None:
     machine = Machine(first=0.3, level=0.2, position=0.01)
-    made, simulation, probes = controller(machine), Simulation(machine, Text([3.0], [0.02])), list[int]()
+    made = controller(machine)
+    simulation = Simulation(machine, Text([3.0], [0.02]))
+    probes = list[int]()
     for rounds in (1500, 6000):
         assert simulation.run(made, rounds) > 0.98 * plain_rate(simulation.text, machine)
         probes.append(made.snapshot().probes)
@@ -243,7 +270,8 @@ def test_texts_that_never_paid_are_tried_ever_more_rarely() -> None:
 
 
 def test_it_reacts_at_once_to_a_larger_batch_and_to_a_smaller_one() -> None:
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(1))
     simulation.run(made, 150)
     made._probe = None  # it would be finished first
     for rows, drafts in ((1, True), (64, False), (2, True)):
@@ -255,7 +283,8 @@ def test_a_burst_of_noise_changes_nothing_for_long() -> None:
     def noise(number: int) -> float:
         return 4.0 if 300 <= number < 312 else 1.0
 
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(2), noise)
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(2), noise)
 
     def forecasts(rounds: int) -> tuple[float, float]:
         """The mean forecasts of rounds, which differ from text to text."""
@@ -278,13 +307,15 @@ def test_a_wrong_calibration_is_mended() -> None:
     steep = Machine(points=((1, 1.0), (2, 2.6), (4, 5.0), (16, 20.0), (256, 320.0)))
     rates = []
     for seed in range(4):
-        made, simulation = controller(MACHINE), Simulation(steep, Text([3.0], [0.95], seed))
+        made = controller(MACHINE)
+        simulation = Simulation(steep, Text([3.0], [0.95], seed))
         simulation.run(made, 150)
         rates.append(simulation.run(made, 600))
     assert sum(rates) >= 0.95 * 4 * plain_rate(mixed(1), steep)
     # and the other way about
     dear = Machine(points=((1, 1.0), (2, 1.8), (4, 2.6), (16, 6.0), (256, 96.0)))
-    made, simulation = controller(dear), Simulation(MACHINE, mixed(1))
+    made = controller(dear)
+    simulation = Simulation(MACHINE, mixed(1))
     simulation.run(made, 1000)
     assert simulation.run(made, 200) > 1.6 * plain_rate(mixed(1))
 
@@ -293,7 +324,8 @@ class ColdAfterDrafts(Simulation):
     """Plain rounds that follow a draft take longer: its weights have taken the place of others in the caches."""
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
-        cold, record = spec is None and not self.deferred, super().round(spec)
+        cold = spec is None and not self.deferred
+        record = super().round(spec)
         beyond = 0.2 * record.pass_seconds if cold else 0.0
         self.seconds += beyond
         assert record.seconds is not None
@@ -305,14 +337,16 @@ def test_plain_rounds_are_priced_as_they_are_in_a_row() -> None:
     machine = Machine(points=((1, 1.0), (2, 1.55), (3, 1.95), (4, 2.35), (16, 8.0), (256, 128.0)))
     rates = []
     for seed in range(4):
-        made, simulation = controller(machine), ColdAfterDrafts(machine, Text([3.0], [0.7], seed))
+        made = controller(machine)
+        simulation = ColdAfterDrafts(machine, Text([3.0], [0.7], seed))
         simulation.run(made, 200)
         rates.append(simulation.run(made, 400) / plain_rate(simulation.text, machine))
     assert sum(rates) / 4 >= 0.972  # 0.959 if the first plain round after a draft counts
 
 
 def test_predictions_come_true() -> None:
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(4))
     simulation.run(made, 400)
     state = made.snapshot()
     assert state.measured_tokens_per_second == pytest.approx(state.predicted_tokens_per_second, rel=0.1)
@@ -322,7 +356,8 @@ def test_predictions_come_true() -> None:
 
 
 def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[TreeSpec]:
-    simulation, specs = Simulation(MACHINE, mixed(rows)), list[TreeSpec]()
+    simulation = Simulation(MACHINE, mixed(rows))
+    specs = list[TreeSpec]()
     for _ in range(rounds):
         spec = planned(made, simulation)
         specs += [] if spec is None else [spec]
@@ -346,10 +381,14 @@ def test_without_free_counting_the_budget_decides() -> None:
 
 def on_an_accelerator(followed: float, recording: float, rounds: int) -> tuple[float, int]:
     """Tokens/s by plain decoding's, and the trees recorded, where recording one takes so many plain rounds."""
-    text, ticks, uses = Text([3.0], [followed]), counter(), Counter[TreeSpec | None]()
+    text = Text([3.0], [followed])
+    ticks = counter()
+    uses = Counter[TreeSpec | None]()
     plain = 1.0 / plain_rate(text)
     made = controller(MACHINE, counts_freely=False, clock=lambda: 0.1 * plain * next(ticks))
-    simulation, seconds, tokens = Simulation(MACHINE, text), 0.0, 0
+    simulation = Simulation(MACHINE, text)
+    seconds = 0.0
+    tokens = 0
     for _ in range(rounds):
         spec = planned(made, simulation)
         record = simulation.round(spec)
@@ -389,7 +428,8 @@ def test_sampled_rows_are_a_group_of_their_own() -> None:
 
 def test_drafts_of_others_teach_costs_of_nothing() -> None:
     """A fixed tree in between, or a round in which nobody could be drafted for, must not confuse it."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(1))
     simulation.run(made, 100)
     before = made.snapshot().predicted_tokens_per_second
     record: Any = simulation.round(None)
@@ -402,7 +442,9 @@ def test_drafts_of_others_teach_costs_of_nothing() -> None:
 @pytest.mark.parametrize(("overhead", "drafts"), [(0.0, True), (8.0, False)])
 def test_a_controller_counts_the_time_that_it_takes_itself(overhead: float, drafts: bool) -> None:
     """Drafting that gains less than planning and learning take is left; what a round took is told with the next."""
-    made, simulation, before = controller(MACHINE), Simulation(MACHINE, Text([2.4], [0.85])), 0.0
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, Text([2.4], [0.85]))
+    before = 0.0
     for _ in range(200):
         spec = planned(made, simulation)
         made.learn(simulation.round(spec)._replace(overhead=before))
@@ -413,7 +455,8 @@ def test_a_controller_counts_the_time_that_it_takes_itself(overhead: float, draf
 @pytest.mark.parametrize(("unseen", "drafts"), [(0.0, True), (40.0, False)])
 def test_what_some_rounds_take_beside_their_passes_counts(unseen: float, drafts: bool) -> None:
     """Every fifth draft waits for something, which medians of costs would leave out."""
-    made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(1))
     drafted = 0
     for _ in range(300):
         record = simulation.round(planned(made, simulation))
@@ -425,8 +468,11 @@ def test_what_some_rounds_take_beside_their_passes_counts(unseen: float, drafts:
 
 
 def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, text = replace(MACHINE, unit=0.002), Text([1.2] * 16, [0.7] * 16)  # nothing pays
-    made, simulation = controller(fast), Simulation(fast, text)
+    # nothing pays
+    fast = replace(MACHINE, unit=0.002)
+    text = Text([1.2] * 16, [0.7] * 16)
+    made = controller(fast)
+    simulation = Simulation(fast, text)
     simulation.run(made, 60)
     asked: list[int] = []
     look = made._explorer.while_plain
@@ -435,7 +481,8 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     assert 2 <= len(asked) <= 5
     while made._ahead < 2:
         simulation.run(made, 1)
-    before, lengths = len(asked), simulation.current_lengths()
+    before = len(asked)
+    lengths = simulation.current_lengths()
     made.plan(simulation.texts, lengths)
     assert len(asked) == before
     made.plan([0, *simulation.texts[1:]], [9, *lengths[1:]])
@@ -446,7 +493,8 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
 
 def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:
     fast = replace(MACHINE, unit=0.005)
-    made, simulation = controller(fast, max_length=400), Simulation(fast, mixed(1))
+    made = controller(fast, max_length=400)
+    simulation = Simulation(fast, mixed(1))
     ticks = counter()
     made._clock = lambda: fast.unit * next(ticks)  # reading candidates takes as long as a pass
     simulation.run(made, 200)

@@ -45,7 +45,8 @@ def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
     """A small target in 4 bits, which nothing pays for but texts that are easy: they are tried now and then."""
     packed = ((1, 5.0), (2, 5.6), (4, 6.7), (8, 9.2), (16, 16.8), (32, 30.0), (64, 60.0))
     machine = Machine(points=packed, unit=1e-3, first=0.8, level=0.35, position=0.05, column=2e-3)
-    made, plain = controller(machine), Simulation(machine, Text([2.0], [0.4])).run(None, 120)
+    made = controller(machine)
+    plain = Simulation(machine, Text([2.0], [0.4])).run(None, 120)
     hard = [Simulation(machine, Text([2.0], [0.4], seed)).run(made, 120) for seed in range(30)]
     assert sum(plain / rate for rate in hard) <= 1.015 * len(hard)
     easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(20)]
@@ -64,7 +65,8 @@ def test_memory_whose_speed_comes_and_goes() -> None:
     gained = {slow: 0.0, fast: 0.0}
     for seed in range(12):
         text = Text([3.3] * 8, [0.92] * 8, seed)
-        made, simulation = controller(slow), Simulation(slow, text, clock_noise(seed))
+        made = controller(slow)
+        simulation = Simulation(slow, text, clock_noise(seed))
         simulation.run(made, 500)
         for turn in range(10):
             simulation.machine = slow if turn % 2 else fast

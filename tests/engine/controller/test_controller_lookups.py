@@ -39,7 +39,8 @@ class CopiedText(Text):
     _found: list[Proposal] = field(default_factory=list)
 
     def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
-        found, self._right = list[Proposal](), []
+        found = list[Proposal]()
+        self._right = []
         for _ in self.sharpness:
             there = self._draw.random() < self.share
             length = min(self.length, spec.max_nodes)
@@ -97,15 +98,19 @@ class Lookups(Simulation):
         if spec is None or not spec.found_only:
             return super().round(spec)
         rows = len(self.text.sharpness)
-        lengths, texts = self.current_lengths(), self.texts
+        lengths = self.current_lengths()
+        texts = self.texts
         tree, _ = self.text.draft(spec)
         paths = self.text.walk(tree)
-        tokens, emitted = rows + int(tree.valid.sum()), sum(map(len, paths))
+        tokens = rows + int(tree.valid.sum())
+        emitted = sum(map(len, paths))
         passing = self.machine.pass_seconds(tokens, rows, lengths)
         drafting = self.searching * rows
         whole = drafting + passing
         self.advance(paths)
-        self.seconds, self.tokens, self.rounds = self.seconds + whole, self.tokens + emitted, self.rounds + 1
+        self.seconds = self.seconds + whole
+        self.tokens = self.tokens + emitted
+        self.rounds = self.rounds + 1
         self.deferred += 1
         draft = VerifiedDraft(tree, paths, self.text.emitted(paths))
         return RoundRecord(texts, lengths, spec, draft, drafting, passing, tokens, emitted, whole)
@@ -114,7 +119,8 @@ class Lookups(Simulation):
         """A round that drafted, in which copies were looked for besides."""
         assert record.draft is not None
         assert record.seconds is not None
-        self.looked, self.seconds = self.looked + 1, self.seconds + self.searching
+        self.looked = self.looked + 1
+        self.seconds = self.seconds + self.searching
         tree = replace(record.draft.tree, lookup_seconds=self.searching)
         return record._replace(
             draft=record.draft._replace(tree=tree),
@@ -205,7 +211,8 @@ def test_a_search_that_does_not_pay_is_in_no_forecast() -> None:
 
 def searched(search: CopySearch, rounds: int, copied: int = 0) -> int:
     """Rounds of a second, of which a search takes a tenth and copies `copied` tokens; returns how many searched."""
-    spec, empty = PlannedTree(SharedTree(1, 1, 1), found_only=True), VerifiedDraft(DraftTree.empty(1, CPU), [[0]])
+    spec = PlannedTree(SharedTree(1, 1, 1), found_only=True)
+    empty = VerifiedDraft(DraftTree.empty(1, CPU), [[0]])
     looked = 0
     for _ in range(rounds):
         looks = search.looking

@@ -46,19 +46,23 @@ class Windows:
     _draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
-        lengths, nodes = [200] * self.rows, 0 if spec is None else SCRATCH + CANDIDATES
-        draft, taken = None, np.zeros(self.rows, dtype=np.int64)
+        lengths = [200] * self.rows
+        nodes = 0 if spec is None else SCRATCH + CANDIDATES
+        draft = None
+        taken = np.zeros(self.rows, dtype=np.int64)
         if spec is not None:
             assert spec == WINDOW
             taken = np.minimum(self._draw.poisson(self.accepted, self.rows), WINDOW.depth)
             draft = VerifiedDraft(DraftTree.empty(self.rows, CPU), [[0] * (1 + int(count)) for count in taken])
             self.windows += 1
-        tokens, emitted = self.rows * (1 + nodes), self.rows + int(taken.sum())
+        tokens = self.rows * (1 + nodes)
+        emitted = self.rows + int(taken.sum())
         passing = self.machine.pass_seconds(tokens, self.rows, lengths)
         drafting = 0.0 if spec is None else self.machine.draft_seconds(self.rows, 1, 1)
         observing = 0.0 if spec is None else self.machine.observe_seconds(emitted)
         seconds = passing + drafting + observing
-        self.seconds, self.tokens = self.seconds + seconds, self.tokens + emitted
+        self.seconds = self.seconds + seconds
+        self.tokens = self.tokens + emitted
         return RoundRecord(range(self.rows), lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
 
     def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:
@@ -80,7 +84,8 @@ def controller(machine: Machine) -> Controller:
 def test_where_a_window_is_dear_it_rests_and_plain_decoding_loses_nothing(rows: int) -> None:
     plain = Windows(STEEP, rows, 1.0).run(None, 3)
     assert Windows(STEEP, rows, 1.0).run(WINDOW, 300) < 0.75 * plain  # what a server without the controller did
-    auto, made = Windows(STEEP, rows, 1.0), controller(STEEP)
+    auto = Windows(STEEP, rows, 1.0)
+    made = controller(STEEP)
     assert auto.run(made, 150) >= 0.985 * plain
     assert auto.run(made, 1500) >= 0.99 * plain
     state = made.snapshot()
@@ -90,7 +95,8 @@ def test_where_a_window_is_dear_it_rests_and_plain_decoding_loses_nothing(rows: 
 
 def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(STEEP, unit=0.1 * STEEP.unit)
-    auto, made = Windows(machine, 1, 1.0), controller(machine)
+    auto = Windows(machine, 1, 1.0)
+    made = controller(machine)
     auto.run(made, 200)
     asked: list[Prospects] = []
     monkeypatch.setattr(made._explorer, "while_plain", lambda prospects, *_: asked.append(prospects))
@@ -101,7 +107,8 @@ def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.Mon
 
 def test_where_a_window_is_nearly_free_it_runs() -> None:
     fixed = Windows(FLAT, 1, 1.0).run(WINDOW, 400)
-    auto, made = Windows(FLAT, 1, 1.0), controller(FLAT)
+    auto = Windows(FLAT, 1, 1.0)
+    made = controller(FLAT)
     assert fixed > 1.5 * Windows(FLAT, 1, 1.0).run(None, 3)
     assert auto.run(made, 400) >= 0.97 * fixed
     state = made.snapshot()
@@ -112,7 +119,8 @@ def test_where_a_window_is_nearly_free_it_runs() -> None:
 
 
 def test_rows_with_windows_that_pay_are_observed() -> None:
-    auto, made = Windows(FLAT, 4, 2.0), controller(FLAT)
+    auto = Windows(FLAT, 4, 2.0)
+    made = controller(FLAT)
     for _ in range(40):
         assert made.observation.admits(4)
         auto.run(made, 5)
@@ -132,7 +140,8 @@ def test_more_rows_make_the_same_window_dear() -> None:
 def test_a_text_in_which_nothing_is_guessed_ends_it_and_a_trial_begins_it_again() -> None:
     machine = Machine(points=((1, 1.0), (128, 1.2), (256, 1.4)))
     plain = Windows(machine, 2, 0.0).run(None, 3)
-    run, made = Windows(machine, 2, 1.0), controller(machine)
+    run = Windows(machine, 2, 1.0)
+    made = controller(machine)
     run.run(made, 100)
     assert made.snapshot().depth > 0
     run.accepted = 0.0
@@ -147,7 +156,8 @@ def test_a_text_in_which_nothing_is_guessed_ends_it_and_a_trial_begins_it_again(
 
 @pytest.mark.parametrize(("plain", "least", "most"), [(2, 0.1, 0.2), (100, 0.8, 1.1)])
 def test_after_a_rest_what_a_window_brings_now_counts_most(plain: int, least: float, most: float) -> None:
-    gain, run = WindowGain(WINDOW), Windows(FLAT, 1, 0.0)
+    gain = WindowGain(WINDOW)
+    run = Windows(FLAT, 1, 0.0)
     for _ in range(200):
         gain.learn(run.round(WINDOW))
     for _ in range(plain):
@@ -159,7 +169,8 @@ def test_after_a_rest_what_a_window_brings_now_counts_most(plain: int, least: fl
 
 
 def test_what_a_window_may_bring_is_open_again_after_a_rest() -> None:
-    gain, run = WindowGain(WINDOW), Windows(FLAT, 1, 0.0)
+    gain = WindowGain(WINDOW)
+    run = Windows(FLAT, 1, 0.0)
     for _ in range(200):
         gain.learn(run.round(WINDOW))
     assert gain.samples().max() < 0.2
@@ -169,7 +180,8 @@ def test_what_a_window_may_bring_is_open_again_after_a_rest() -> None:
 
 
 def test_a_window_s_gain_says_how_far_its_last_forecast_is_off() -> None:
-    gain, run = WindowGain(WINDOW), Windows(FLAT, 2, 2.0)
+    gain = WindowGain(WINDOW)
+    run = Windows(FLAT, 2, 2.0)
     assert gain.drift == pytest.approx(1.0)
     for _ in range(20):
         gain.learn(run.round(WINDOW))
@@ -219,7 +231,8 @@ def test_windows_that_rested_in_between_change_no_token(temperature: float) -> N
         for i, prompt in enumerate(tiny.prompts(13, 1, 20, 5))
     ]
     plain = [done.token_ids for done in Engine(tiny.target(), batch_size=3).generate(asked)]
-    made, drafter = Steady(0.001), LookaheadDrafter(tiny.target().device, tiny.VOCAB, 5, 3, 4)
+    made = Steady(0.001)
+    drafter = LookaheadDrafter(tiny.target().device, tiny.VOCAB, 5, 3, 4)
     limits = Limits(max_running=3, prefix_tokens=256)
     engine = Engine(tiny.target(), None, Speculation(drafter, None), limits=limits, controller=made)
     done = engine.generate(asked)
@@ -231,7 +244,8 @@ def test_windows_that_rested_in_between_change_no_token(temperature: float) -> N
 
 
 def test_its_costs_are_measured_with_its_own_windows() -> None:
-    target, drafter = tiny.target(), LookaheadDrafter(tiny.target().device, tiny.VOCAB, 15, 5, 15)
+    target = tiny.target()
+    drafter = LookaheadDrafter(tiny.target().device, tiny.VOCAB, 15, 5, 15)
     table = calibrate(target, drafter, 2, drafter.max_fanout, seconds=0.0)
     assert "LookaheadDrafter" in table.measured_on
     assert len(table.level_by_positions.sizes) > 0

@@ -79,7 +79,8 @@ def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
 
 
 def test_plain_rounds_alone_make_no_tree_dearer() -> None:
-    costs, noise = CostModel(TABLE), np.random.default_rng(0)
+    costs = CostModel(TABLE)
+    noise = np.random.default_rng(0)
     bare = {tokens: passes(costs, tokens) for tokens in (1, 4)}
 
     def dearer() -> float:
@@ -119,7 +120,8 @@ def test_a_burst_moves_no_size_against_another(length: int, factor: float) -> No
 
 
 def test_parts_are_learnt_apart() -> None:
-    costs, machine = CostModel(TABLE), Machine()
+    costs = CostModel(TABLE)
+    machine = Machine()
     for _ in range(30):
         costs.learn(
             Work(
@@ -143,7 +145,9 @@ def test_parts_are_learnt_apart() -> None:
 
 def test_what_few_rows_showed_says_nothing_of_many() -> None:
     """32 tokens of 4 rows are long trees and cost more than was measured; of 16 rows they may not."""
-    costs, few, many = CostModel(TABLE), [0] * 4, [0] * 16
+    costs = CostModel(TABLE)
+    few = [0] * 4
+    many = [0] * 16
     table = CostModel(TABLE)
     for number in range(60):
         tokens, factor = (32, 1.6) if number % 2 else (4, 1.0)

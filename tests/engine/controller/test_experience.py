@@ -34,7 +34,9 @@ def experience(kind: str = "eagle3", seed: int = 0) -> Experience:
 
 
 def test_the_next_model_forecasts_what_the_last_one_learnt() -> None:
-    learnt, fresh, resumed = trained(mixed(1), rounds=300), GainModel(WIDTHS, 4), GainModel(WIDTHS, 4)
+    learnt = trained(mixed(1), rounds=300)
+    fresh = GainModel(WIDTHS, 4)
+    resumed = GainModel(WIDTHS, 4)
     learnt.resume(experience())  # finds nothing, and keeps what it knows
     unchanged = learnt.forecast([0], [0]).accepted
     learnt.keep()
@@ -58,7 +60,8 @@ def test_other_pairs_and_shapes_begin_anew() -> None:
     assert experience().read()
     assert not experience("eagle1").read()
     assert not experience(seed=1).read()
-    other, fresh = GainModel((1, 2), 3), GainModel((1, 2), 3)
+    other = GainModel((1, 2), 3)
+    fresh = GainModel((1, 2), 3)
     other.resume(experience())
     np.testing.assert_array_equal(other.forecast([0], [0]).accepted, fresh.forecast([0], [0]).accepted)
 

@@ -12,7 +12,8 @@ from eyas.tree.shared import PlannedTree, SharedTree
 
 
 def test_an_allowance_spends_its_share_and_no_more() -> None:
-    allowance, lost = Budget(0.01), 0.0
+    allowance = Budget(0.01)
+    lost = 0.0
     for _ in range(10_000):
         allowance.earn(1.0)
         if allowance.affords(3.0):
@@ -51,7 +52,8 @@ def rounds_until_due(pace: Pace) -> int:
 
 
 def test_a_pace_begins_at_once() -> None:
-    pace, waits = Pace(0.01, least=20, most=1000), []
+    pace = Pace(0.01, least=20, most=1000)
+    waits = []
     for _ in range(3):
         waits.append(rounds_until_due(pace))
         pace.done(1.0)
@@ -74,7 +76,8 @@ def test_a_pace_never_stops() -> None:
 
 
 def test_rounds_are_planned_together_for_thirty_milliseconds_but_not_past_a_text_s_end() -> None:
-    explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
+    explorer = Explorer()
+    planned = PlannedTree(SharedTree(3, 1, 3))
     assert explorer.ahead(planned, 0.005, math.inf) == 6
     assert explorer.ahead(planned, 0.005, 20.0) == 0
     assert explorer.ahead(None, 0.005, 20.0) == 6

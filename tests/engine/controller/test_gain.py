@@ -17,7 +17,8 @@ WIDTHS = (1, 2, 4)
 
 def trained(text: Text, rounds: int = 300) -> GainModel:
     """A model that saw the largest shape throughout."""
-    gain, simulation = GainModel(WIDTHS, 4), Simulation(Machine(), text)
+    gain = GainModel(WIDTHS, 4)
+    simulation = Simulation(Machine(), text)
     rows = len(text.sharpness)
     for _ in range(rounds):
         gain.settle()

@@ -66,7 +66,9 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
 def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 1, 1)
     supply = Supply((1, 3, 5), 4, doubt=0.0)
-    supply._sums[:], supply._weights[:] = 7.0, 1.0  # more than the next narrower beam
+    # more than the next narrower beam
+    supply._sums[:] = 7.0
+    supply._weights[:] = 1.0
     supply.learn(offered, np.array([0]))
     best = int(bins(offered.scores[1].numpy()).min())
     rates = supply.rates[0]

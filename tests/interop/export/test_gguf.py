@@ -62,7 +62,8 @@ def contents(
         theirs[NAMES[name]] = expected.float() if expected.ndim == 1 else expected
     if reduced:
         d2t, _ = re.offsets()
-        ours["d2t"], theirs["d2t"] = d2t, d2t + torch.arange(re.VD)
+        ours["d2t"] = d2t
+        theirs["d2t"] = d2t + torch.arange(re.VD)
     return ours, theirs
 
 

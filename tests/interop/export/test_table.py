@@ -267,7 +267,8 @@ def build(name: str) -> DraftNetwork:
 @torch.inference_mode()
 def logits(network: DraftNetwork) -> Tensor:
     """Over two steps, written out here."""
-    config, draw = network.config, torch.Generator().manual_seed(5)
+    config = network.config
+    draw = torch.Generator().manual_seed(5)
     taps = torch.randn(1, 7, config.tap_count, config.target_hidden_size, generator=draw)
     tokens = torch.randint(config.vocab_size, (1, 7), generator=draw)
     mask = torch.ones(1, 1, 7, 7).tril().bool()
@@ -297,7 +298,8 @@ def saved(served_target: ServedTarget, tmp_path_factory: pytest.TempPathFactory)
 
     @cache
     def save(name: str) -> Saved:
-        original, path = build(name), tmp_path_factory.mktemp("drafter")
+        original = build(name)
+        path = tmp_path_factory.mktemp("drafter")
         if "shared" in (original.config.embedding, original.config.head):
             original.borrow(served_target.partial)
         save_network(original, path, {"note": "x"})

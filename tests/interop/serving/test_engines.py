@@ -79,7 +79,8 @@ def test_the_table_has_every_option() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_an_option_is_said_or_refused_by_name(name: str, engine: str) -> None:
     value, *said = TABLE[name]
-    wanted, words = said[list(ENGINES).index(engine)], ENGINES[engine].translators
+    wanted = said[list(ENGINES).index(engine)]
+    words = ENGINES[engine].translators
     if wanted is not REFUSED:
         assert " ".join(translated(engine, words, {name: value})) == wanted
         return

@@ -135,7 +135,8 @@ def test_what_no_export_mends_is_refused_by_field(served_target: ServedTarget, t
 
 
 def test_exported_first_and_found_again(served_target: ServedTarget, tmp_path: Path) -> None:
-    path, output = drafter(tmp_path / "d", served_target), tmp_path / "out"
+    path = drafter(tmp_path / "d", served_target)
+    output = tmp_path / "out"
     first = served_drafter(ENGINES["sglang"], request_for(path, served_target, export_to=output))
     written = (output / "model.safetensors").stat().st_mtime_ns
     assert first.path == str(output)
@@ -181,7 +182,9 @@ def gguf_target(path: Path, **values: Any) -> str:
 def test_llama_cpp(served_target: ServedTarget, tmp_path: Path) -> None:
     vocab = served_target.partial.vocab_size
     target = gguf_target(tmp_path / "t.gguf", vocab_size=vocab)
-    path, output, engine = drafter(tmp_path / "d", served_target), tmp_path / "out", ENGINES["llama.cpp"]
+    path = drafter(tmp_path / "d", served_target)
+    output = tmp_path / "out"
+    engine = ENGINES["llama.cpp"]
 
     def serve(drafter: Path, target: str = target, **more: Any) -> Any:
         return served_drafter(engine, SpeculationRequest(drafter, str(drafter), target, lambda: served_target, **more))

@@ -15,8 +15,11 @@ class FakeExecutor:
     """`deaths` workers die at random calls, before or after working; every call of the method `doomed` is fatal."""
 
     def __init__(self, seed: int = 0, deaths: int = 0, room: int = 3, doomed: str | None = None) -> None:
-        self.room, self.deaths, self.doomed = room, deaths, doomed
-        self.started, self.stopped = 0, False
+        self.room = room
+        self.deaths = deaths
+        self.doomed = doomed
+        self.started = 0
+        self.stopped = False
         self.most = 0
         """Largest number of units given to a worker in one call."""
         self.describes: dict[int, dict[str, str]] = {}

@@ -104,7 +104,8 @@ def sweep(pair: Pair, chats: Path, output: Path, **settings: Any) -> Words:
         "validation": {"batches": 1, "prompts": 1, "max_tokens": 4, "tree": "chain:2"},
         "loop": {"steps": 20, "bf16": False, "validate_every": 5, "save_seconds": 0.2},
     }  # fmt: skip
-    recipe, file = output.with_suffix(".recipe.yaml"), output.with_suffix(".yaml")
+    recipe = output.with_suffix(".recipe.yaml")
+    file = output.with_suffix(".yaml")
     recipe.write_text(yaml.safe_dump({"drafter": drafter}))
     config = {
         "recipe": str(recipe), "output": str(output), "knobs": {"drafter.loop.optimizer.lr": [0.03, 0.01, 0.003]},

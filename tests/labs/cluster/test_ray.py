@@ -20,7 +20,8 @@ def test_the_same_bytes_as_in_one_process(verb: Any, nodes: Nodes, pair: Pair, t
     chats = write_questions(tmp_path / "chats.jsonl", 40)
     run(*verb(pair, chats, tmp_path / "one"), log=tmp_path / "one.log")
     run(*verb(pair, chats, tmp_path / "many"), "--on", nodes.on, log=tmp_path / "many.log")
-    one, many = bytes_of(tmp_path / "one"), bytes_of(tmp_path / "many")
+    one = bytes_of(tmp_path / "one")
+    many = bytes_of(tmp_path / "many")
     assert one.keys() == many.keys()
     assert [name for name in one if one[name] != many[name]] == []
 
@@ -52,7 +53,8 @@ def test_measurements_count_what_one_process_counts(verb: str, nodes: Nodes, pai
 
 
 def test_machines_that_are_too_small(nodes: Nodes, pair: Pair, tmp_path: Path) -> None:
-    chats, log = write_questions(tmp_path / "chats.jsonl", 4), tmp_path / "log"
+    chats = write_questions(tmp_path / "chats.jsonl", 4)
+    log = tmp_path / "log"
     words = (*capture(pair, chats, tmp_path / "x"), "--on", nodes.on, "--gpus-per-worker", 1)
     assert start(*words, log=log).wait(100) == 2
     assert "no machine of the cluster fits a worker with 1 CPUs and 1 GPUs" in log.read_text()

@@ -44,7 +44,8 @@ def shards(store: Path) -> int:
 def test_a_full_disk_on_one_machine(pair: Pair, chats: Path, tmp_path: Path) -> None:
     """One worker can't write files of 4 KiB any more; where there is room again, the same command goes on."""
     pytest.importorskip("ray", reason="make ray")
-    nodes, log = Nodes(), tmp_path / "log"
+    nodes = Nodes()
+    log = tmp_path / "log"
     try:
         process = start(*capture(pair, chats, tmp_path / "many"), "--on", nodes.on, log=log)
         until(lambda: shards(tmp_path / "many") > 5, process, log)
@@ -64,7 +65,8 @@ def test_a_full_disk_on_one_machine(pair: Pair, chats: Path, tmp_path: Path) -> 
 def test_a_machine_that_comes_back(pair: Pair, chats: Path, tmp_path: Path) -> None:
     """A node stops answering in the middle of a shard, is given up, and wakes once its shard is with another."""
     pytest.importorskip("ray", reason="make ray")
-    nodes, log = Nodes(system=QUICK), tmp_path / "log"
+    nodes = Nodes(system=QUICK)
+    log = tmp_path / "log"
     try:
         process = start(*capture(pair, chats, tmp_path / "many"), "--on", nodes.on, log=log)
         until(lambda: shards(tmp_path / "many") > 5 and len(nodes.workers()) == 3, process, log)
@@ -88,7 +90,8 @@ def test_a_machine_with_another_version(pair: Pair, tmp_path: Path) -> None:
     shutil.copytree(Path(eyas.__file__).parent, tmp_path / "other" / "eyas")
     with (tmp_path / "other" / "eyas" / "types.py").open("a") as file:
         file.write("# another version\n")
-    nodes, log = Nodes(others=0), tmp_path / "log"
+    nodes = Nodes(others=0)
+    log = tmp_path / "log"
     try:
         nodes.cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path / "other")})
         chats = write_questions(tmp_path / "chats.jsonl", 40)

@@ -40,10 +40,14 @@ def killed_at_random(
     Half of the moments lie within seconds of the last kill, while workers start; half a moment after something is
     finished.
     """
-    draw, done, log = random.Random(seed), Counter[str](), output.with_suffix(".log")
-    process, end = start(*words, "--on", nodes.on, log=log), time.monotonic() + LONGEST
+    draw = random.Random(seed)
+    done = Counter[str]()
+    log = output.with_suffix(".log")
+    process = start(*words, "--on", nodes.on, log=log)
+    end = time.monotonic() + LONGEST
     for what in kills:
-        before, latest = progress(output), time.monotonic() + 40.0
+        before = progress(output)
+        latest = time.monotonic() + 40.0
         if draw.random() < 0.5:
             while process.poll() is None and progress(output) == before and time.monotonic() < latest:
                 time.sleep(0.05)
@@ -87,7 +91,8 @@ def test_kills_at_random_moments(
     words = verb(pair, questions, tmp_path / "many")
     done = killed_at_random(nodes, words, tmp_path / "many", kills, seed=len(kills))
     print(f"{verb.__name__}: killed {dict(done)}")
-    one, many = bytes_of(tmp_path / "one"), bytes_of(tmp_path / "many")
+    one = bytes_of(tmp_path / "one")
+    many = bytes_of(tmp_path / "many")
     assert one.keys() == many.keys()
     assert [name for name in one if one[name] != many[name]] == []
     assert done == Counter(kills), "it ended before all were killed"

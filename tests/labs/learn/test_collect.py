@@ -56,7 +56,8 @@ def collected(traffic: TrafficStore) -> list[TrafficRow]:
 
 @pytest.mark.parametrize(("shared", "temperature"), tiny.sample([0, 70], [0.0, 1.0]))
 def test_states_are_those_that_the_target_computes(traffic: TrafficStore, shared: int, temperature: float) -> None:
-    target, requests = tiny.target("llama"), asked(9, shared=shared, temperature=temperature)
+    target = tiny.target("llama")
+    requests = asked(9, shared=shared, temperature=temperature)
     serve(traffic, requests, ["c/"] * 9)
     rows = collected(traffic)
     assert len(rows) == 9

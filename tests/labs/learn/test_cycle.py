@@ -61,7 +61,8 @@ class Server:
 
     def serve(self, requests: Sequence[Request], looks: int = 10) -> Stats:
         """Serve, looking at the folder after every few requests; answers must be those of plain decoding."""
-        pooled, answers = Stats(), []
+        pooled = Stats()
+        answers = []
         for at in range(0, len(requests), looks):
             for done in self.engine.generate(requests[at : at + looks]):
                 answers.append(list(done.token_ids))
@@ -184,7 +185,8 @@ def test_what_can_not_be_loaded_is_taken_back(world: World, tmp_path: Path) -> N
 
 def test_by_hand(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(world, tmp_path / "learn")
-    folder, path = server.folder, str(tmp_path / "learn")
+    folder = server.folder
+    path = str(tmp_path / "learn")
     folder.add(world.drafter, Card(number=0, parent=0, made=0.0))
 
     def eyas(*words: str) -> str:
@@ -238,7 +240,8 @@ def test_one_that_forgets_comes_half_way_back(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are means; those of a token that the parent can't draft are the candidate's."""
-    folder, far = copied(shifted, tmp_path / "learn"), random_drafter(world, tmp_path / "far")
+    folder = copied(shifted, tmp_path / "learn")
+    far = random_drafter(world, tmp_path / "far")
     network = load_network(far, world.session.target)
     ids = network.target_ids.clone()
     fresh = int((ids != torch.arange(len(ids))).nonzero()[0])
@@ -306,7 +309,8 @@ def test_a_cycle_killed_at_random_moments_goes_on(world: World, tmp_path: Path) 
     subprocess.run(cycle_command(tmp_path / "whole", store), check=True, env=environment, capture_output=True)
     seconds = time.monotonic() - began
     live = {path.name: path.read_bytes() for path in folder.traffic.iterdir()}
-    rng, kills = random.Random(0), 0
+    rng = random.Random(0)
+    kills = 0
     while kills < 20:
         child = subprocess.Popen(
             cycle_command(folder.path, store), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -338,7 +342,8 @@ while True:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says whether a process is stopped")
 def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
     """It is stopped while the server works, goes on afterwards, and dies with its supervisor."""
-    folder, written = LearnFolder(tmp_path), tmp_path / "pid"
+    folder = LearnFolder(tmp_path)
+    written = tmp_path / "pid"
     code = (
         "import sys; from pathlib import Path; from eyas.labs.learn.folder import LearnFolder\n"
         "from eyas.labs.learn.supervise import supervise\n"
@@ -411,7 +416,8 @@ def gives_a_sign(server: Server) -> bool:
 def test_the_server_says_that_it_works_for_as_long_as_it_does(world: World, tmp_path: Path) -> None:
     """Also while a step takes long, and while its thread loads a drafter."""
     server = Server(world, tmp_path / "learn")
-    loading, go_on = threading.Event(), threading.Event()
+    loading = threading.Event()
+    go_on = threading.Event()
     server.learning._poll = 0.01
 
     def load(_: Path) -> NetworkDrafter:
@@ -442,7 +448,8 @@ def test_the_server_says_that_it_works_for_as_long_as_it_does(world: World, tmp_
 
 def test_a_disk_that_hangs_keeps_no_step_waiting(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(world, tmp_path / "learn")
-    hanging, go_on = threading.Event(), threading.Event()
+    hanging = threading.Event()
+    go_on = threading.Event()
     monkeypatch.setattr(server.folder, "mark_busy", lambda: (hanging.set(), go_on.wait()))
     assert server.learning.drafter is not None
     server.learning.start(server.learning.drafter)

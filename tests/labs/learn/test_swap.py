@@ -73,7 +73,8 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
     for seed in range(2):
         asked = requests(seed, 8, temperature)
         engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL), tree)
-        rng, newest = random.Random(seed), 0
+        rng = random.Random(seed)
+        newest = 0
 
         def between(rng: random.Random = rng, swapping: SwapDrafter = swapping) -> None:
             nonlocal newest
@@ -90,7 +91,8 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
 
 def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     """Its rows get its own generations, others' never do, whatever is swapped on either side."""
-    target, made = tiny.target("llama"), drafters(4)
+    target = tiny.target("llama")
+    made = drafters(4)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     swapping.generations.offer(0, made[1], client="a")
     asked = requests(2, 16, 1.0)
@@ -124,7 +126,8 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
 
 
 def test_rows_of_several_generations_share_a_round() -> None:
-    target, made = tiny.target("llama"), drafters(2)
+    target = tiny.target("llama")
+    made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     asked = requests(1, 4, 0.0)
     met: set[int] = set()
@@ -140,7 +143,8 @@ def test_rows_of_several_generations_share_a_round() -> None:
 
 def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
     """After a swap new rows are drafted for by the new weights, with the same accept length as on an engine of it."""
-    target, made = tiny.target("llama"), drafters(2)
+    target = tiny.target("llama")
+    made = drafters(2)
     asked = requests(3, 6, 0.0)
     accepted = []
     for first in (0, 1):
@@ -154,7 +158,8 @@ def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
 
 
 def test_old_generations_are_let_go() -> None:
-    target, made = tiny.target("llama"), drafters(5)
+    target = tiny.target("llama")
+    made = drafters(5)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     swapping.generations.offer(4, made[4], Canary(0, 4))  # called off before its trial is over
     served(engine, requests(0, 3, 0.0), lambda: None)
@@ -166,7 +171,8 @@ def test_old_generations_are_let_go() -> None:
 
 
 def test_a_prefix_that_another_generation_read_is_read_again() -> None:
-    target, made = tiny.target("llama"), drafters(2)
+    target = tiny.target("llama")
+    made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     prompt = tuple(range(2, 90))
     asked = [Request(prompt, SamplingParams(max_tokens=4))]
@@ -183,7 +189,8 @@ def test_a_prefix_that_another_generation_read_is_read_again() -> None:
 
 
 def test_live_accept_lengths_are_counted_by_generation() -> None:
-    target, made = tiny.target("llama"), drafters(2)
+    target = tiny.target("llama")
+    made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     trial = Canary(0, 1, share=0.5)
     swapping.generations.offer(1, made[1], trial)

@@ -46,7 +46,8 @@ class Setup:
     """A sweep's files and the calls of its trainer."""
 
     def __init__(self, models: Path, folder: Path) -> None:
-        self.drafters, self.folder = models, folder
+        self.drafters = models
+        self.folder = folder
         (models / "calls").unlink(missing_ok=True)
         recipe = {"target": str(models / "target"), "chats": str(folder / "chats.jsonl"), "output": "unused"}
         (folder / "recipe.yaml").write_text(yaml.safe_dump({"drafter": {**recipe, "loop": {"steps": 1}}}))

@@ -72,7 +72,8 @@ def test_a_stream_begins_with_the_role_and_ends_with_reason_usage_and_done(ask: 
 def test_continuous_usage_stats_count_each_choice_in_every_chunk(ask: Ask, engine: FakeEngine) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, total = events(ask(CHAT, messages=HELLO, stream=True, n=2, stream_options=options))
-    prompt, tokens = len(engine.requests[0].prompt), len(ids(TEXT))
+    prompt = len(engine.requests[0].prompt)
+    tokens = len(ids(TEXT))
     for index in range(2):
         usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         counts = [usage["completion_tokens"] for usage in usages]

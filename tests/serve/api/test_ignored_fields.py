@@ -14,7 +14,9 @@ from ..conftest import Ask, client_of, run
 from ..fakes import FakeEngine
 from .test_tool_calls import WEATHER, qwen
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "How many?"}]
 BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, TEXT: {"prompt": "a"}, RESPONSES: {"input": "a"}}
 SENT: dict[str, dict[str, Any]] = {

@@ -138,7 +138,8 @@ def test_lines_that_are_indented_too_little_end_an_answer() -> None:
 def test_line_limits_hold_however_the_text_is_split() -> None:
     text = "a\n\n  \tb\n c\nd"
     for size in range(1, len(text)):
-        limits, got = LineLimits(3, 0), ""
+        limits = LineLimits(3, 0)
+        got = ""
         for start in range(0, len(text), size):
             if not limits.ended:
                 got += limits.cut(text[start : start + size])

@@ -107,7 +107,8 @@ def test_a_stream_has_anthropic_s_events_in_their_order_and_the_same_message() -
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert order == ["message_start", "ping", *block * 3, "message_delta", "message_stop"]
     assert found[0]["message"]["usage"] == {"input_tokens": found[-2]["usage"]["input_tokens"], "output_tokens": 0}
-    whole, streamed = message(qwen(text), tools=[TOOL]).json(), together(found)
+    whole = message(qwen(text), tools=[TOOL]).json()
+    streamed = together(found)
     MessageResponse.model_validate(whole)
     assert whole["stop_reason"] == streamed["stop_reason"] == "tool_use"
     for made in (whole, streamed):

@@ -125,7 +125,8 @@ def test_a_format_is_a_grammar(path: str) -> None:
 
 
 def test_generate_asks_continues_and_fills_gaps() -> None:
-    asked, chat = engine(), engine()
+    asked = engine()
+    chat = engine()
     answer = ask(asked, "/api/generate", prompt="How many?", system="Be brief.", stream=False).json()
     assert answer["response"] == TEXT
     assert answer["done_reason"] == "length"
@@ -146,7 +147,8 @@ def test_generate_asks_continues_and_fills_gaps() -> None:
 
 
 def test_an_assistant_message_at_the_end_is_continued() -> None:
-    fake, closed = engine(), engine()
+    fake = engine()
+    closed = engine()
     begun = [*HELLO, {"role": "assistant", "content": "There are"}]
     assert ask(fake, "/api/chat", messages=begun).status_code == 200
     assert prompt_of(fake).endswith("There are")

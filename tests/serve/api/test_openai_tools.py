@@ -57,7 +57,8 @@ class Forecast(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A random pair whose tokenizer has Qwen's marks and chat template."""
-    path, tokenizer = tmp_path_factory.mktemp("qwen"), templated("qwen2")
+    path = tmp_path_factory.mktemp("qwen")
+    tokenizer = templated("qwen2")
     model = tiny.build_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
     model.save_pretrained(path / "model")
     tokenizer.save_pretrained(path / "model")

@@ -26,7 +26,10 @@ from .test_chat import events
 from .test_messages import events as message_events
 from .test_tool_calls import CALL, WEATHER
 
-CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "How many?"}]
 SAID = "<think>\nFour and\nthree.\n</think>\n\nSeven."
 QWEN3_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"

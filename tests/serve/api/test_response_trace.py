@@ -17,7 +17,8 @@ def test_pieces_are_one_per_token_and_join_to_the_text() -> None:
     ids = tokenizer().encode("héllo wörld — añd 🦅 more", add_special_tokens=False)
     done = Completion("", ids, "", "length", Stats())
     cuts = [0, 3, 4, 9, len(ids)]
-    tracer, pieces = RoundTrace(tokenizer()), []
+    tracer = RoundTrace(tokenizer())
+    pieces = []
     for begin, end in pairwise(cuts):
         fields = tracer.fields(Chunk(0, tuple(ids[begin:end]), 1, done if end == len(ids) else None))
         assert fields["accepted"] == 1

@@ -240,7 +240,8 @@ def test_what_goes_wrong_in_a_stream_is_its_last_event() -> None:
 
 
 def test_an_answer_of_nothing_is_an_empty_message(ask: Ask, engine: FakeEngine) -> None:
-    engine.text, engine.ending = [engine.tokenizer.eos_token_id], "stop"
+    engine.text = [engine.tokenizer.eos_token_id]
+    engine.ending = "stop"
     answer = ask(RESPONSES, input="a").json()
     assert [item["content"][0]["text"] for item in answer["output"]] == [""]
     assert answer["status"] == "completed"

@@ -29,7 +29,8 @@ def app() -> Any:
     return create_app(thread, settings, metrics=Metrics("tiny", ENDPOINTS))
 
 
-SYSTEMATIC, EVERY = itertools.count(), 11
+SYSTEMATIC = itertools.count()
+EVERY = 11
 """Of the thousands of requests that leave out or change one thing after the other, one of so many is always sent."""
 schema = schemathesis.openapi.from_asgi("/openapi.json", app())
 

@@ -143,8 +143,10 @@ def test_what_stops_an_answer_is_part_of_it_if_wanted(stride: int) -> None:
 
     assert content(stop="cli") == "Natalia sold 48/2 "
     assert content(stop="cli", include_stop_str_in_output=True) == "Natalia sold 48/2 cli"
-    end, last = tokenizer().eos_token_id, ids(TEXT)[-1]
-    mark, shown = tokenizer().decode([end]), tokenizer().decode([last])
+    end = tokenizer().eos_token_id
+    last = ids(TEXT)[-1]
+    mark = tokenizer().decode([end])
+    shown = tokenizer().decode([last])
     assert content(stop_token_ids=[last]) == TEXT.removesuffix(shown)
     assert content(stop_token_ids=[last], include_stop_str_in_output=True) == TEXT
     ended: list[int] = [*ids(TEXT), end]
@@ -185,7 +187,8 @@ def test_bad_words_are_tokenized_as_vllm_does(ask: Ask, engine: FakeEngine) -> N
     assert ask(CHAT, messages=HELLO, bad_words=["clips", " May", "48/2 ="]).status_code == 200
     expected = []
     for word in ("clips", "May", "48/2 ="):
-        first, spaced = ids(word), ids(" " + word)
+        first = ids(word)
+        spaced = ids(" " + word)
         expected.append(tuple(first))
         if len(spaced) == len(first) and spaced[0] != first[0]:
             expected.append(tuple(spaced))

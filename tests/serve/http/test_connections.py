@@ -29,7 +29,8 @@ HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-"
 def ended(client: socket.socket, within: float = 5.0) -> tuple[bytes, float]:
     """What a connection says until the server closes it, and how long that takes."""
     client.settimeout(within)
-    began, answer = time.monotonic(), b""
+    began = time.monotonic()
+    answer = b""
     try:
         while piece := client.recv(10_000):
             answer += piece

@@ -387,7 +387,8 @@ def test_what_was_given_up_when_the_engine_ended_is_503() -> None:
 @pytest.mark.parametrize("error_name", ["PassMemoryError", "CacheMemoryError"])
 def test_what_memory_has_no_room_for_is_503_and_advice_not_the_allocators_words(error_name: str) -> None:
     engine = FakeEngine()
-    engine.ending, engine.error = "error", f"{error_name}: tried to allocate 9.25 GiB"
+    engine.ending = "error"
+    engine.error = f"{error_name}: tried to allocate 9.25 GiB"
     answer = run(post(engine, TEXT, {"model": "tiny", "prompt": "a"}))
     found = error(answer, 503)
     assert found["code"] == "out_of_memory"

@@ -30,7 +30,8 @@ class Process:
     def __init__(
         self, *options: Any, log: Path, program: Sequence[str] = ("-m", "eyas"), verify: SSLContext | bool = True
     ) -> None:
-        self.log, self._verify = log, verify
+        self.log = log
+        self._verify = verify
         command = [*program, "serve", "--port", "0", "--served-model-name", "m", *options]
         self.process = Fork(command, env={**os.environ, "EYAS_API_KEY": ""}, stdout=log, stderr=log)
         found = None

@@ -118,7 +118,8 @@ def test_a_connection_that_is_closed_before_its_handshake_begins_leaves_nothing(
         ours, theirs = socket.socketpair()
         full = WaitingConnections(0, 60.0)
         with theirs:
-            loop, http = asyncio.get_running_loop(), cast(HttpConnection, None)
+            loop = asyncio.get_running_loop()
+            http = cast(HttpConnection, None)
             await loop.connect_accepted_socket(lambda: TlsHandshake(http, full, context), ours)
             _, left = await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=5)
         return left

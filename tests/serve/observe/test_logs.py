@@ -198,7 +198,8 @@ def test_lines_of_requests_are_never_held_back(read: Read) -> None:
 
 
 def test_the_start_says_where_and_what(read: Read, tmp_path: Path) -> None:
-    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    model = save_target(tmp_path / "model")
+    drafter = save_drafter(tmp_path / "drafter")
     limits = Limits(max_running=2, max_cached_tokens=512)
     log_listening("tiny", "http://127.0.0.1:8000", "loading")
     log_loaded(eyas.load(model, dtype="float32"), None, None, 1.23)

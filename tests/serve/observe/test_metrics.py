@@ -57,7 +57,8 @@ def test_rounds_and_drafts_are_counted(metrics: Metrics) -> None:
 def test_drafts_are_counted_by_context(metrics: Metrics) -> None:
     metrics.stepped(state(), None, outcome([2, 1, 0], [3, 3, 3], [3, 3, 3], [1023, 1024, 40_000]))
     metrics.stepped(state(), None, outcome([3, 0, 1], [3, 0, 3], [3, 0, 3], [1026, 1025, 8191]))
-    now, name = read(metrics), "spec_decode_num_{}_by_context_total,context={}"
+    now = read(metrics)
+    name = "spec_decode_num_{}_by_context_total,context={}"
     found = {
         context: (now[name.format("drafts", context)], now[name.format("accepted_tokens", context)])
         for context in ("0-1k", "1-2k", "4-8k", "16k+")
@@ -124,7 +125,8 @@ def test_refusals_have_labels_that_nobody_can_make_up(metrics: Metrics) -> None:
 
 
 def test_servers_side_by_side_have_registries_of_their_own() -> None:
-    one, two = Metrics("demo"), Metrics("demo")
+    one = Metrics("demo")
+    two = Metrics("demo")
     one.stepped(state(running=9), None, None)
     assert read(two)["num_requests_running"] == 0
 

@@ -33,7 +33,9 @@ class FakeServer:
     """A fake server that records its requests and whether a client disconnected."""
 
     def __init__(self, key: str = "", pause: float = 0.0, model: str = "fake-model") -> None:
-        self.key, self.pause, self.model = key, pause, model
+        self.key = key
+        self.pause = pause
+        self.model = model
         self.written: list[str] = []
         """The answer to "write"."""
         self.drafts = True
@@ -96,7 +98,8 @@ class FakeServer:
                     )
                 )
                 done += len(taken)
-                passes, accepted = passes + 1, accepted + len(taken) - 1
+                passes = passes + 1
+                accepted = accepted + len(taken) - 1
                 if said == "lost" and done > 4:
                     return
                 if said == "broken" and done > 4:
@@ -127,7 +130,10 @@ def _choice(taken: list[str], accepted: int, drafted: bool, finish: str | None) 
     }
     if drafted:
         # each accepted token has a sibling, which has a child
-        pieces, parents, logprob, path = list[str](), list[int](), list[float](), list[int]()
+        pieces = list[str]()
+        parents = list[int]()
+        logprob = list[float]()
+        path = list[int]()
         last, total = -1, 0.0
         for place, word in enumerate([*taken[:accepted], " or"]):
             at = len(pieces)
@@ -136,7 +142,8 @@ def _choice(taken: list[str], accepted: int, drafted: bool, finish: str | None) 
             logprob += [total + math.log(0.8), total + math.log(0.15), total + math.log(0.1)]
             if place < accepted:
                 path.append(at)
-            last, total = at, total + math.log(0.8)
+            last = at
+            total = total + math.log(0.8)
         ids = list(range(200, 200 + len(pieces)))
         told["draft"] = {"tokens": ids, "parents": parents, "logprob": logprob, "path": path, "pieces": pieces}
     return {"index": 0, "delta": {"content": "".join(taken)}, "finish_reason": finish, "eyas": told}

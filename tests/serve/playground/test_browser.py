@@ -82,7 +82,8 @@ def test_the_tree_of_a_token_on_focus_and_round_by_round(server: FakeServer, ope
     say(page, "first")
     expect(page.locator(".figures-line")).to_have_count(1)
     page.locator(".answer .tok").first.focus()
-    title, nodes = page.locator("#round-title"), page.get_by_role("treeitem")
+    title = page.locator("#round-title")
+    nodes = page.get_by_role("treeitem")
     expect(title).to_have_text("Round 1 of 4")
     expect(nodes).to_have_count(13)  # three accepted and a last guess, each with a rival and its child; the own token
     assert page.locator(".node.walked .name").all_text_contents() == ["The", "·eagle", "·sees"]

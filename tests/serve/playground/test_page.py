@@ -164,7 +164,8 @@ def test_a_server_that_is_not_ready_says_so_without_an_error() -> None:
 
 
 def test_what_was_learnt_is_shown_by_servers_that_learn() -> None:
-    app, ready = FastAPI(), [True]
+    app = FastAPI()
+    ready = [True]
 
     def speculating() -> bool:
         if not ready[0]:

@@ -87,7 +87,8 @@ CASES: dict[str, tuple[ToolStyle, str, Read]] = {
 def read(style: ToolStyle, pieces: Sequence[str]) -> Read:
     """Text and calls; checks indices and that names and ids come first and once."""
     parser = ToolCallParser(style)
-    text, calls = "", list[list[str]]()
+    text = ""
+    calls = list[list[str]]()
     for event in [event for piece in pieces for event in parser.feed(piece)] + parser.finish():
         if isinstance(event, TextPiece):
             assert event.text

@@ -99,7 +99,8 @@ def answer(name: str, *calls: tuple[str, Any], content: str = "") -> str:
 
 def read(style: ToolStyle, pieces: list[str]) -> tuple[str, list[list[str]]]:
     parser = ToolCallParser(style, tools=TOOLS)
-    text, calls = "", list[list[str]]()
+    text = ""
+    calls = list[list[str]]()
     for part in [each for piece in pieces for each in parser.feed(piece)] + parser.finish():
         if isinstance(part, TextPiece):
             text += part.text
@@ -131,7 +132,8 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_split_is_read_alike(name: str) -> None:
-    style, text = style_of(name), answer(name, FIRST, SECOND)
+    style = style_of(name)
+    text = answer(name, FIRST, SECOND)
     whole = read(style, [text])
     assert read(style, list(text)) == whole
     for at in range(len(text)):
@@ -241,7 +243,8 @@ def test_a_template_that_says_nothing_of_calls_is_told_by_the_tokens() -> None:
 
 
 def test_text_in_sections_may_have_the_ends_of_elements() -> None:
-    style, text = style_of("sections"), "</param></call> ]] <![CDATA["
+    style = style_of("sections")
+    text = "</param></call> ]] <![CDATA["
     assert read(style, list(answer("sections", ("warn", {"city": text})))) == (
         "",
         [["warn", json.dumps({"city": text})]],

@@ -20,7 +20,9 @@ def mixed(scores: list[float], values: list[float], dtype: torch.dtype = torch.f
     """The output of one query whose keys have these scores, of one feature of the values."""
     size = 16
     query, key, value = (torch.zeros(1, 1, n, size, dtype=dtype) for n in (1, len(scores), len(scores)))
-    query[..., 0], key[0, 0, :, 0], value[0, 0, :, 3] = 1.0, torch.tensor(scores), torch.tensor(values)
+    query[..., 0] = 1.0
+    key[0, 0, :, 0] = torch.tensor(scores)
+    value[0, 0, :, 3] = torch.tensor(values)
     out = native_attention(query, key, value, torch.ones(1, 1, 1, len(scores), dtype=torch.bool), 1.0)
     assert out is not None
     return float(out[0, 0, 0, 3])
@@ -64,7 +66,8 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
     """Blocks of tokens and tiles of keys change no sum: 8 heads of a group are more than 32 queries in a block."""
     sizes = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": size, "max_position_embeddings": 2048}
     tiny.build_model("llama", **sizes).save_pretrained(tmp_path)
-    target, tokens = load_target(tmp_path, dtype=dtype, device="cpu"), tiny.prompts(1090)[0]
+    target = load_target(tmp_path, dtype=dtype, device="cpu")
+    tokens = tiny.prompts(1090)[0]
     assert target.native is not None
     found = []
     for chunk in (1089, 512, 37, 4):
@@ -88,12 +91,14 @@ def test_heads_are_split_among_threads_without_a_trace(
     """Threads that can't share the heads equally begin and end between the queries of one."""
     sizes = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": 64, "hidden_size": 16 * heads}
     tiny.build_model("llama", **sizes).save_pretrained(tmp_path)
-    target, prompts = load_target(tmp_path, dtype=dtype, device="cpu"), tiny.prompts(*lengths)
+    target = load_target(tmp_path, dtype=dtype, device="cpu")
+    prompts = tiny.prompts(*lengths)
     assert target.native is not None
     found = []
     for threads, chunk in ((1, 80), (2, 1), (2, 5), (2, 8), (2, 13), (2, 33), (4, 3), (4, 16), (4, 47), (7, 23)):
         monkeypatch.setattr("eyas.targets.native.decoder.threads_for", lambda _, threads=threads: threads)
-        cache, rows = target.allocate(len(lengths)), range(len(lengths))
+        cache = target.allocate(len(lengths))
+        rows = range(len(lengths))
         pieces = [piece.final[-1] for piece in target.prefill(cache, rows, prompts, (), chunk)]
         found.append(torch.cat(pieces)[: lengths[-1] - 1])
     for other in found[1:]:
@@ -109,7 +114,9 @@ def test_beside_the_kernels_a_trace_keeps_torch_to_one_thread(
     assert target.native is not None
     target.native = target.native if native else None
     part = "read" if native else "masks"
-    seen, run, before = [], getattr(target, part), torch.get_num_threads()
+    seen = []
+    run = getattr(target, part)
+    before = torch.get_num_threads()
     monkeypatch.setattr(target, part, lambda *args: seen.append(torch.get_num_threads()) or run(*args))
     torch.set_num_threads(2)
     try:

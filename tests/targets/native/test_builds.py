@@ -59,7 +59,8 @@ def test_damaged_libraries_and_those_of_other_sources_are_passed_over(
     monkeypatch.setattr(builds, "PREBUILT", tmp_path)
     asked = frozenset(V4.split()), "Intel"
     assert prebuilt(*asked) is None
-    best, next_best = library(tmp_path, "avx512"), library(tmp_path, "avx2")
+    best = library(tmp_path, "avx512")
+    next_best = library(tmp_path, "avx2")
     assert prebuilt(*asked) == best
     best.write_bytes(best.read_bytes()[:-1])
     assert prebuilt(*asked) == next_best
@@ -72,10 +73,12 @@ def test_damaged_libraries_and_those_of_other_sources_are_passed_over(
 def test_every_build_compiles_and_computes_the_same_bits(
     build: builds.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, found = kernels(), compiler()
+    here = kernels()
+    found = compiler()
     if here is None or found is None:
         pytest.skip("no compiler, or no AVX2")
-    missing, mark = build.needs - processor_flags(), tmp_path / "as.ran"
+    missing = build.needs - processor_flags()
+    mark = tmp_path / "as.ran"
     flags = (*FLAGS, *build.flags)
     if missing == {"avx_vnni"} and {"avx512_vnni", "avx512vl"} <= processor_flags():
         flags = (*flags, f"-B{assembler(tmp_path, mark)}/")
@@ -103,7 +106,8 @@ def assembler(folder: Path, mark: Path) -> Path:
 def products() -> list[torch.Tensor]:
     """What weights of every kind, laid out anew, are multiplied to, and what they come back as."""
     torch.manual_seed(0)
-    x, plain = torch.randn(33, 70), torch.randn(40, 70)
+    x = torch.randn(33, 70)
+    plain = torch.randn(40, 70)
     layers = [NativeLinear(as_linear(plain.to(dtype)), False) for dtype in KINDS]
     layers += [PackedLinear.of_blocks([random_blocks(kind, 40, 70)], "", x.dtype, (40, 70)) for kind in WeightFormat]
     return [made for layer in layers for made in (layer.product(x, False), layer.exact())]

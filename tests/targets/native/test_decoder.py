@@ -279,13 +279,15 @@ def test_many_pairs_at_once_are_read_as_one_by_one(
     kind: str, layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many pairs, all but each row's last only leave their keys and values in the cache."""
-    counts, draw = [40, 1, 27], torch.Generator().manual_seed(0)
+    counts = [40, 1, 27]
+    draw = torch.Generator().manual_seed(0)
     drafters = [native_drafter(kind, dtype, num_hidden_layers=layers) for _ in range(2)]
     taps = torch.randn(3, max(counts), len(drafters[0].taps), tiny.HIDDEN, generator=draw).to(dtype)
     tokens = torch.randint(tiny.VOCAB, (3, max(counts)), generator=draw)
     for drafter in drafters:
         drafter.pairs.resize(3)
-    passes, read = [], NativeDecoder.read
+    passes = []
+    read = NativeDecoder.read
     with monkeypatch.context() as patched:
         patched.setattr(
             NativeDecoder, "read", lambda *given: (passes.append((given[3].numel(), given[5] is None)), read(*given))
@@ -310,9 +312,11 @@ def test_a_search_in_one_call_is_that_of_its_levels(
     kind: str, dtype: torch.dtype, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every shape, by probability and by worth, with rows that aren't drafting, and one that is greedy."""
-    drafter, prompts = native_drafter(kind, dtype), tiny.prompts(9, 4, 17)
+    drafter = native_drafter(kind, dtype)
+    prompts = tiny.prompts(9, 4, 17)
     sampler = Sampler(3, tiny.VOCAB, torch.device("cpu"))
-    draw, rows = torch.Generator().manual_seed(0), range(3)
+    draw = torch.Generator().manual_seed(0)
+    rows = range(3)
     drafter.pairs.resize(3)
     for slot, prompt in enumerate(prompts):
         sampler.admit(slot, SamplingParams(temperature=temperature * (slot < 2), seed=slot), prompt, ())
@@ -327,7 +331,8 @@ def test_a_search_in_one_call_is_that_of_its_levels(
         (4, 3, 0.0, True, None), (1, 5, 0.0, False, None), (3, 4, 0.002, False, [True, False, True]),
         (2, 6, 0.01, True, [False, True, False]), (6, 2, 0.0, True, [True, True, False]),
     ):  # fmt: skip
-        shape, table = SharedTree(depth, width, 3 * width * depth, threshold=threshold), ValueTable(rates)
+        shape = SharedTree(depth, width, 3 * width * depth, threshold=threshold)
+        table = ValueTable(rates)
         plan = PlannedTree(shape, values=table if valued else None, groups=(0, 1, 0), keeps_candidates=True)
         specs.append((plan, drafting))
     for spec, wanted in specs:
@@ -372,7 +377,8 @@ def test_a_search_chooses_what_pays(
 
     But depth first, so that an accepted path mostly lies together.
     """
-    drafter, draw = native_drafter("eagle3", torch.float32), torch.Generator().manual_seed(0)
+    drafter = native_drafter("eagle3", torch.float32)
+    draw = torch.Generator().manual_seed(0)
     sampler = Sampler(1, tiny.VOCAB, torch.device("cpu"))
     drafter.pairs.resize(1)
     sampler.admit(0, SamplingParams(), [1, 2, 3], ())
@@ -386,9 +392,11 @@ def test_a_search_chooses_what_pays(
         for whole in (True, False):
             monkeypatch.setattr(NativeLevels, "can_search", whole)
             trees.append(drafter.draft(range(1), plan, sampler.coupling(range(1), True), None))
-        found, expected = trees[0], depth_first(trees[1])
+        found = trees[0]
+        expected = depth_first(trees[1])
         for part in ("tokens", "parents", "valid", "logprob", "max_depth", "counted", "levels"):
-            one, other = getattr(found, part), getattr(expected, part)
+            one = getattr(found, part)
+            other = getattr(expected, part)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
         assert found.promise == pytest.approx(expected.promise, rel=1e-5)
         sizes.add(found.size)

@@ -55,7 +55,8 @@ def test_they_make_what_the_modules_make(name: str, dtype: torch.dtype) -> None:
     native = NativeExperts(experts, NativeLinear)
     for count in (1, 7, 40):
         given = chosen(experts, count, dtype)
-        wanted, found = experts(*given), native(*given)
+        wanted = experts(*given)
+        found = native(*given)
         assert found.dtype == dtype
         close = float(wanted.abs().max()) * (1e-5 if dtype == torch.float32 else 2e-2)
         torch.testing.assert_close(found, wanted, rtol=0, atol=close)
@@ -76,7 +77,8 @@ def test_a_token_s_result_does_not_depend_on_the_others(layout: type[NativeLinea
 def test_eight_bits_are_close() -> None:
     experts = block("mixtral", torch.float32).experts
     given = chosen(experts, 20, torch.float32)
-    wanted, found = experts(*given), NativeExperts(experts, Int8Linear)(*given)
+    wanted = experts(*given)
+    found = NativeExperts(experts, Int8Linear)(*given)
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.03
 
 
@@ -99,7 +101,8 @@ def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_routers_choose_as_they_did(name: str, dtype: torch.dtype) -> None:
-    mlp, x = block(name, dtype), torch.randn(50, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
+    mlp = block(name, dtype)
+    x = torch.randn(50, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
     wanted = router_of(mlp)(x)
     replace_experts(mlp, NativeLinear, dtype)
     assert isinstance(router_of(mlp), NativeRouter)
@@ -156,8 +159,10 @@ def test_experts_of_another_kind_stay_as_they_are(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize("name", ["qwen2moe", "gptoss", "deepseek3"])
 def test_replaced_experts_leave_the_fingerprint_as_it_was(name: str) -> None:
     model = tiny.build_model(name)
-    layer, states = model.model.layers[2].mlp, torch.randn(3, 5, 32)
-    before, wanted = fingerprint(model), output_of(layer, states)
+    layer = model.model.layers[2].mlp
+    states = torch.randn(3, 5, 32)
+    before = fingerprint(model)
+    wanted = output_of(layer, states)
     assert replace_experts(model, NativeLinear, torch.float32) == (tiny.LAYERS if name == "gptoss" else 3)
     assert fingerprint(model) == before
     torch.testing.assert_close(output_of(layer, states), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))

@@ -82,7 +82,8 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 2048}
     target = loaded(built(name, dtype, **sizes), tmp_path, monkeypatch)
     assert target.native is not None
-    found, tokens = [], tiny.prompts(650)[0]
+    found = []
+    tokens = tiny.prompts(650)[0]
     for chunk in (649, 512, 37, 4):
         cache = target.allocate(1)
         found.append(torch.cat([piece.final for piece in target.prefill(cache, range(1), [tokens], (), chunk)], dim=1))

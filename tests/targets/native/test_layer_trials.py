@@ -201,7 +201,8 @@ def test_a_soft_cap_far_above_the_scores_changes_nothing() -> None:
     target = tried(model)
     native = target.native
     assert native is not None
-    tokens, made = torch.arange(16).unsqueeze(0), list[Tensor]()
+    tokens = torch.arange(16).unsqueeze(0)
+    made = list[Tensor]()
     for cap in (500.0, 0.0):
         native._struct.softcap = cap
         made.append(native.run(target.allocate(1, 16), Staged(range(1), 16, None, [0], None), tokens).states)

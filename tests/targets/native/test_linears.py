@@ -144,7 +144,8 @@ def test_tiles_have_the_sums_that_are_documented(tokens: int, out: int, width: i
     if Way.TILES_OF_VECTORS not in offered:
         pytest.skip("this processor has no products of pairs")
     plain = linear(out, width, torch.bfloat16, False, seed)
-    x, expected = torch.randn(tokens, width).bfloat16(), plain.weight.clone()
+    x = torch.randn(tokens, width).bfloat16()
+    expected = plain.weight.clone()
     native = NativeLinear(plain, False)
     for way in {Way.TILES_OF_VECTORS, *([Way.TILES] if ways.chosen_ways() == Way.TILES else ())}:
         assert torch.equal(multiplied(native.struct(0, out, way), x, False), tiled(x, expected))
@@ -353,8 +354,11 @@ def test_passes_of_vectors_are_bound_by_arithmetic_and_those_of_tiles_are_not(mo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_best_token_is_the_first_of_equals(dtype: torch.dtype) -> None:
     logits = torch.randn(40, 333, generator=torch.Generator().manual_seed(0)).to(dtype)
-    logits[1, [7, 100, 332]], logits[2, [300, 332]], logits[3] = 9.0, 9.0, float("-inf")
-    logits[4, 332], logits[5, 0] = 9.0, 9.0
+    logits[1, [7, 100, 332]] = 9.0
+    logits[2, [300, 332]] = 9.0
+    logits[3] = float("-inf")
+    logits[4, 332] = 9.0
+    logits[5, 0] = 9.0
     expected = logits.max(dim=-1).indices.tolist()
     assert expected[1:6] == [7, 300, 0, 332, 0]
     assert [best_token(logits, row) for row in range(40)] == expected
@@ -370,7 +374,9 @@ def test_a_drawn_token_is_the_best_of_logits_with_noise(dtype: torch.dtype, size
     logits = (spread * torch.randn(80, size, generator=generator)).to(dtype)
     logits[20:40, torch.rand(size, generator=generator) < 0.9] = -torch.inf
     logits[60:] += 1e6  # so that sums with noise are rounded, and many are equal
-    seeds, positions, ids = torch.arange(80), torch.arange(100, 180), torch.arange(size)
+    seeds = torch.arange(80)
+    positions = torch.arange(100, 180)
+    ids = torch.arange(size)
     assert native_rows(logits)
     for divisor, scale in ((1.0, 1.0), (0.7, 1.0), (1.3, 0.0)):
         noise = gumbel(seeds, positions.unsqueeze(1) + 2, ids)[:, 0]

@@ -51,11 +51,13 @@ def rounded(value: Fraction) -> Fraction:
 
 def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
     """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
-    count, found = blocks.codes.shape[1], torch.empty(len(x), len(blocks.codes))
+    count = blocks.codes.shape[1]
+    found = torch.empty(len(x), len(blocks.codes))
     factors, least = blocks.factors()
     inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
     if blocks.kind is WeightFormat.HALVES8:
-        inner, factors = blocks.scales.long(), blocks.shared.float().repeat_interleave(8, 1)
+        inner = blocks.scales.long()
+        factors = blocks.shared.float().repeat_interleave(8, 1)
     for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
         most = row.abs().amax(1)
         codes = (row * (127 / most).unsqueeze(1)).round().long()
@@ -118,9 +120,11 @@ def test_a_token_s_product_does_not_depend_on_the_others(kind: WeightFormat, mon
 def test_weights_come_back_as_they_were(kind: WeightFormat, out: int, width: int) -> None:
     blocks = random_blocks(kind, out, width)
     native = layer(blocks, width, torch.float32)
-    found, weight = native.blocks(), blocks.floats(width)
+    found = native.blocks()
+    weight = blocks.floats(width)
     for part in ("codes", "scales", "least", "shared"):
-        kept, given = getattr(found, part), getattr(blocks, part)
+        kept = getattr(found, part)
+        given = getattr(blocks, part)
         assert (kept is None and given is None) or torch.equal(kept, given)
     assert torch.equal(native.weight, weight)
     assert torch.equal(native.first(7), weight.flatten()[:7])
@@ -144,7 +148,8 @@ def test_inputs_can_be_left_as_they_are(kind: WeightFormat) -> None:
 def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
     native = layer(random_blocks(WeightFormat.LEAST4, 16, 64), 64)
     x = torch.zeros(3, 64)
-    x[1, :32], x[2, 32:] = 2.0**-61, 2.0**-59
+    x[1, :32] = 2.0**-61
+    x[2, 32:] = 2.0**-59
     found = native(x)
     assert not found[:2].any()
     assert found[2].all()
@@ -153,7 +158,8 @@ def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_stays_none(odd: float) -> None:
     """In whichever place of a block; the other tokens are as they were."""
-    native, x = layer(random_blocks(WeightFormat.SIGNED4, 16, 96), 96), torch.randn(3, 96)
+    native = layer(random_blocks(WeightFormat.SIGNED4, 16, 96), 96)
+    x = torch.randn(3, 96)
     expected = native(x)
     for place in (32, 40, 63, 95):
         wrong = x.clone()
@@ -169,7 +175,8 @@ def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
     values = np.random.default_rng(0).normal(size=(20, 512)).astype(np.float32)
     raw = gguf_models.blocks_of(values, name)
     size = gguf.GGML_QUANT_SIZES[type_][1]
-    expected, blocks = torch.from_numpy(gguf.dequantize(raw, type_)), 512 // GROUP
+    expected = torch.from_numpy(gguf.dequantize(raw, type_))
+    blocks = 512 // GROUP
     for order in (torch.arange(20), torch.randperm(20), torch.tensor([7])):
         addresses = raw.ctypes.data + order * (512 // gguf.GGML_QUANT_SIZES[type_][0] * size)
         panels = panels_of_rows(type_, GGML[name], addresses, blocks)
@@ -192,7 +199,8 @@ def test_eight_bits_are_the_nearest_of_255_steps() -> None:
     torch.manual_seed(0)
     plain = torch.nn.Linear(70, 20).requires_grad_(False)
     plain.weight[3, 32:64] = 0
-    native, padded = Int8Linear(plain, False), torch.nn.functional.pad(plain.weight, (0, 26)).view(20, 3, GROUP)
+    native = Int8Linear(plain, False)
+    padded = torch.nn.functional.pad(plain.weight, (0, 26)).view(20, 3, GROUP)
     steps = native.blocks().scales.float()
     exact = padded.abs().amax(2) / 127
     assert (steps >= exact).all()

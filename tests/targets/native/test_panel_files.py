@@ -200,7 +200,8 @@ def test_a_hash_of_contents_sees_every_change() -> None:
 
 
 def test_a_drafter_s_panels_are_kept_too(tmp_path: Path, panels: Path, laid_out: list[int]) -> None:
-    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    model = save_target(tmp_path / "model")
+    drafter = save_drafter(tmp_path / "drafter")
     engines = [eyas.load(model, drafter, tree="chain:2", device="cpu", draft_quantize="int8") for _ in range(2)]
     assert len(list(panels.iterdir())) == 1
     networks = [engine.speculation.drafter.network for engine in engines if engine.speculation is not None]
@@ -211,7 +212,8 @@ def test_a_drafter_s_panels_are_kept_too(tmp_path: Path, panels: Path, laid_out:
 
 
 def test_another_layout_of_a_drafter_s_weights_is_another_file(tmp_path: Path, panels: Path) -> None:
-    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    model = save_target(tmp_path / "model")
+    drafter = save_drafter(tmp_path / "drafter")
     for quantize in ("int8", "int4"):
         engine = eyas.load(model, drafter, tree="chain:2", device="cpu", draft_quantize=quantize)
         assert engine.speculation is not None

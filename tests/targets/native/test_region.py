@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program of region.cpp, compiled."""
-    made, kernels = tmp_path_factory.mktemp("region") / "region", Path(library.__file__).parent / "kernels"
+    made = tmp_path_factory.mktemp("region") / "region"
+    kernels = Path(library.__file__).parent / "kernels"
     source = Path(__file__).parent / "region.cpp"
     flags = ["-O2", "-march=native", "-std=c++17", "-pthread", f"-I{kernels}"]
     subprocess.run([str(COMPILER), *flags, str(source), "-o", str(made)], check=True, timeout=300)

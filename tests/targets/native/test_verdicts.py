@@ -49,7 +49,8 @@ def load(path: Path) -> Target:
 def test_the_same_model_is_tried_once(name: str, native: bool, tmp_path: Path, tried: list[str]) -> None:
     """Also one whose native passes are refused, and one with layers of several RoPE tables."""
     path = save(tmp_path / "model", name)
-    first, second = load(path), load(path)
+    first = load(path)
+    second = load(path)
     assert tried == [name]
     assert (first.native is not None) == (second.native is not None) == native
     assert first.ragged == second.ragged
@@ -58,7 +59,8 @@ def test_the_same_model_is_tried_once(name: str, native: bool, tmp_path: Path, t
 
 def test_which_rope_turns_each_layer_is_kept(tmp_path: Path, tried: list[str]) -> None:
     path = save(tmp_path / "model", "gemma3")
-    first, second = load(path), load(path)
+    first = load(path)
+    second = load(path)
     assert tried == ["gemma3_text"]
     assert first.native is not None
     assert second.native is not None
@@ -69,7 +71,8 @@ def test_which_rope_turns_each_layer_is_kept(tmp_path: Path, tried: list[str]) -
 
 
 def logits_of(target: Target) -> torch.Tensor:
-    cache, rows = target.allocate(2), range(2)
+    cache = target.allocate(2)
+    rows = range(2)
     for _ in target.prefill(cache, rows, [[3, 4, 5, 6, 7, 8, 9, 10], [11, 12]], ()):
         pass
     drafted = torch.tensor([[1, 2], [3, 4]])

@@ -40,7 +40,8 @@ def main() -> None:
     processes = ProcessGroup(rank, 2, torch.device("cpu"), "fsdp")
     load = partial(load_target, sys.argv[1], dtype="float32", device="cpu", prepacked=False)
     sharded = RunTarget.sharded(load, processes)
-    target, states = sharded.target, {}
+    target = sharded.target
+    states = {}
     for turn in range(2):  # weights are gathered again
         with sharded.in_step():
             for shape in BATCHES[rank]:

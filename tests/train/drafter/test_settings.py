@@ -85,7 +85,8 @@ def test_it_says_what_was_chosen_and_by_whom(tmp_path: Path, capsys: pytest.Capt
     assert rows["optimizer"] == ("adamw, lr 0.0001, wsd", "recipe")
     assert rows["precision"] == ("float32", "recipe")
     announce(view)
-    said, kept = capsys.readouterr().err, (tmp_path / "settings.txt").read_text()
+    said = capsys.readouterr().err
+    kept = (tmp_path / "settings.txt").read_text()
     for text in (said, kept):
         for name, (value, _) in rows.items():
             assert name in text
@@ -164,7 +165,8 @@ def test_a_loop_that_says_auto_is_judged_and_logged_often_enough(tmp_path: Path)
 
 
 def test_chats_that_are_cut_are_warned_of_with_what_helps(tmp_path: Path) -> None:
-    shorter, longest = outlook(written(tmp_path, max_length=200)), outlook(written(tmp_path))
+    shorter = outlook(written(tmp_path, max_length=200))
+    longest = outlook(written(tmp_path))
     assert not list(shorter.warnings())
     [warning] = replace(shorter, cut=CutOff(3, 1200)).warnings()
     assert "3 training chats have more than 200 tokens (max_length), and the 1,200 tokens after that" in warning

@@ -50,7 +50,8 @@ def test_it_saves_and_loads(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_starts_from_the_target_and_what_trains() -> None:
-    target, ids = tiny.target(), ALL[::3]
+    target = tiny.target()
+    ids = ALL[::3]
     made = fresh_network(DrafterShape(draft_vocab_size=len(ids)), target, ids)
     assert torch.equal(made.embed_tokens.weight, target.model.get_input_embeddings().weight)
     assert torch.equal(made.lm_head.weight, target.model.get_output_embeddings().weight[ids])

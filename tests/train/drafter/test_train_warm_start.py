@@ -24,7 +24,8 @@ def network(seed: int, ids: list[int] | None = None, **settings: Any) -> DraftNe
 
 
 def test_the_same_shape_is_copied_whole() -> None:
-    source, fresh = network(1), network(2)
+    source = network(1)
+    fresh = network(2)
     set_vocabulary(fresh, source.target_ids)
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     for name, tensor in source.state_dict().items():
@@ -50,7 +51,8 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
 )
 def test_a_window_is_no_difference(window: dict[str, Any]) -> None:
     """It changes what is seen, not what is learnt with: a drafter gets one for longer contexts."""
-    source, fresh = network(1), network(2, **window)
+    source = network(1)
+    fresh = network(2, **window)
     set_vocabulary(fresh, source.target_ids)
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     assert torch.equal(fresh.lm_head.weight, source.lm_head.weight)
@@ -74,7 +76,8 @@ def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
     mask = fresh.state_dict()["mask_hidden"].clone()
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     assert torch.equal(fresh.state_dict()["mask_hidden"], mask)
-    tokens, taps = torch.randint(tiny.VOCAB, (1, 5)), torch.randn(1, 5, 3, tiny.HIDDEN)
+    tokens = torch.randint(tiny.VOCAB, (1, 5))
+    taps = torch.randn(1, 5, 3, tiny.HIDDEN)
 
     def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -92,7 +95,8 @@ def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
 
 
 def test_dspark_starts_from_dflash() -> None:
-    source, fresh = tiny.network("dflash", 1), tiny.network("dspark", 2, sample_from_anchor=False)
+    source = tiny.network("dflash", 1)
+    fresh = tiny.network("dspark", 2, sample_from_anchor=False)
     set_vocabulary(fresh, source.target_ids)
     heads = {name: tensor.clone() for name, tensor in fresh.state_dict().items() if name not in source.state_dict()}
     assert warm_start(fresh, TAPS, source, "old") == tiny.VOCAB

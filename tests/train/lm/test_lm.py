@@ -101,7 +101,9 @@ def test_a_span_is_repeated_to_the_end(seed: int) -> None:
 
 
 def test_the_loss_against_repetition_is_least_where_probabilities_decay() -> None:
-    start, span, decay = 4, 2, 0.5
+    start = 4
+    span = 2
+    decay = 0.5
     p = torch.tensor([0.3, 0.9, 0.4, 0.8, 0.2, 0.4, 0.1, 0.2])  # of tokens 1 .. 8; those from 4 on repeat 2 and 3
     p[3:] = torch.tensor([0.45, 0.2, 0.225, 0.1, 0.1125])  # half of what they were, each time
     assert repetition_loss(-p.log(), start, span, decay).abs().max() < 1e-6

@@ -44,7 +44,8 @@ def kill_at(recipe: str, seconds: float, folder: Path) -> bool:
 def main() -> None:
     if "--kill" not in sys.argv:
         # rendezvous in a file: ports may be taken, and one group is enough for all recipes
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank = int(os.environ["RANK"])
+        world_size = int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world_size)
         for recipe in sys.argv[1:]:
             run(recipe)

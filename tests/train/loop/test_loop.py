@@ -63,7 +63,8 @@ def config(steps: int, kind: str = "adamw", **more: object) -> ResolvedLoop:
 @pytest.mark.parametrize("bf16", [False, True])
 def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> None:
     plateau = {"schedule": {"kind": "constant", "warmup": 0.0}, "bf16": bf16, "accumulate": 2}
-    whole, halves = Regression(), Regression()
+    whole = Regression()
+    halves = Regression()
     train(whole, config(9, kind, **plateau), tmp_path / "whole", ALONE, {"run": 1})
     train(halves, config(4, kind, **plateau), tmp_path / "halves", ALONE, {"run": 1})
     fresh = Regression()
@@ -211,7 +212,8 @@ def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> Non
             parts = [super(Whole, self).micro_batch_loss(number * 3 + i) for i in range(3)]
             return MicroBatchLoss(torch.stack([p.loss for p in parts]).sum(), sum(p.weight for p in parts))
 
-    small, big = Regression(dropout=0.0), Whole(dropout=0.0)
+    small = Regression(dropout=0.0)
+    big = Whole(dropout=0.0)
     train(small, config(3, accumulate=3), tmp_path / "a", ALONE, {})
     train(big, config(3), tmp_path / "b", ALONE, {})
     for a, b in zip(small.model.parameters(), big.model.parameters(), strict=True):

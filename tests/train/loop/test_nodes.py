@@ -59,7 +59,8 @@ def test_two_nodes_are_one_with_two_processes(sure_target: Path, chats: Path, tm
         loop = {"steps": 60, "accumulate": 2, "validate_every": 20, "save_seconds": 0.2}
         return recipe(sure_target, chats, tmp_path / name, **loop)
 
-    alone, logs = tmp_path / "alone.log", [tmp_path / "0.log", tmp_path / "1.log"]
+    alone = tmp_path / "alone.log"
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
     ended([start(("--standalone", "--nproc-per-node", "2"), write(made("alone")), alone)], [alone])
     again = write(made("nodes"))
     both = nodes(again, logs)

@@ -49,7 +49,8 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("precision")
 def test_it_moves_weights_as_torch_does() -> None:
     """Where bfloat16 is what differs: torch rounds to it in every product."""
-    ours, theirs = weights(), weights()
+    ours = weights()
+    theirs = weights()
     moved = steps(Muon(ours, lr=0.1), ours, range(3))
     expected = steps(torch.optim.Muon(theirs, lr=0.1), theirs, range(3))
     for weight, other, start in zip(moved, expected, weights(), strict=True):
@@ -77,7 +78,8 @@ def test_all_but_the_precision_is_torchs(monkeypatch: pytest.MonkeyPatch, settin
 
     monkeypatch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", in_float32)
     monkeypatch.setattr(optimizer, "computes_in_bf16", lambda _: False)
-    ours, theirs = weights(), weights()
+    ours = weights()
+    theirs = weights()
     moved = steps(Muon(ours, lr=0.1, **settings), ours, range(3))
     expected = steps(torch.optim.Muon(theirs, lr=0.1, **settings), theirs, range(3))
     for weight, other in zip(moved, expected, strict=True):
@@ -92,7 +94,8 @@ def test_its_defaults_are_torchs() -> None:
 @pytest.mark.parametrize("writer", [Muon, torch.optim.Muon])
 def test_states_are_torchs(writer: type[torch.optim.Muon]) -> None:
     reader = torch.optim.Muon if writer is Muon else Muon
-    whole, halves = weights(), weights()
+    whole = weights()
+    halves = weights()
     expected = steps(writer(whole, lr=0.1), whole, range(4))
     first = writer(halves, lr=0.1)
     steps(first, halves, range(2))

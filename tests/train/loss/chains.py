@@ -12,7 +12,9 @@ from eyas.drafters.kinds import KINDS
 from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.network import DraftNetwork, set_vocabulary
 
-VOCAB, DRAFT, HIDDEN = 40, 20, 16
+VOCAB = 40
+DRAFT = 20
+HIDDEN = 16
 
 _SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "target_hidden_size": HIDDEN}
 _LAYERS = {"intermediate_size": 24, "num_attention_heads": 4}
@@ -84,7 +86,8 @@ def chain(made: DraftNetwork, tokens: Tensor, taps: Tensor, row: int, steps: int
     for step in range(1, steps):
         token = tokens[:, row + 1 + step : row + 2 + step]
         if masked is not None:
-            token, hidden = torch.tensor([[masked.token]]), masked.state
+            token = torch.tensor([[masked.token]])
+            hidden = masked.state
         hidden, normed = made.step(token, hidden, torch.tensor([[row + step]]), attend)
         found.append((hidden[0, -1], normed[0, -1]))
     return found

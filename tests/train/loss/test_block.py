@@ -25,7 +25,10 @@ from eyas.train.loss.objective import DraftLoss, DraftObjective
 
 from ... import tiny
 
-HEADS, KV, SLOTS, SIZE = 4, 2, 3, 8
+HEADS = 4
+KV = 2
+SLOTS = 3
+SIZE = 8
 BLOCK = {
     "hidden_size": tiny.HIDDEN, "target_hidden_size": tiny.HIDDEN, "vocab_size": tiny.VOCAB,
     "draft_vocab_size": 60, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -74,7 +77,9 @@ def batch(seed: int = 0) -> FeatureBatch:
 def test_attention_is_a_masked_softmax(rows: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.train.loss.block.ROWS", rows)
     monkeypatch.setattr("eyas.train.loss.block.at_once", lambda size, _: size * together)  # as on an accelerator
-    chats, positions, width = [0, 0, 0, 2, 2], [0, 3, 6, 1, 5], 7
+    chats = [0, 0, 0, 2, 2]
+    positions = [0, 3, 6, 1, 5]
+    width = 7
     anchors = Anchors(torch.tensor(chats) * width + torch.tensor(positions), chats, positions)
     torch.manual_seed(0)
     shapes = [(5, HEADS, SLOTS, SIZE), (5, KV, SLOTS, SIZE), (5, KV, SLOTS, 6), (3, KV, width, SIZE), (3, KV, width, 6)]
@@ -107,7 +112,8 @@ def block_logits(network: BlockNetwork, blocks: Blocks, taps: Tensor, starts: Te
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rows_are_what_decoding_computes(name: str) -> None:
-    network, given = build(name).eval().requires_grad_(False), batch()
+    network = build(name).eval().requires_grad_(False)
+    given = batch()
     steps = network.config.guesses
     anchors = sampled_anchors(given.loss_mask, None, (0,))
     blocks = blocks_at(network.config, given.tokens, given.loss_mask, anchors, steps)
@@ -119,12 +125,14 @@ def test_rows_are_what_decoding_computes(name: str) -> None:
         drafter.observe(range(1), given.tokens[one, 1:], given.taps[one], [position + 1])
         assert isinstance(drafter.proposer, BlockProposer)
         made = network.begin(drafter.proposer.run_block(drafter.pairs, range(1)))
-        memory, slots = None, network.logits(made.guesses(steps))
+        memory = None
+        slots = network.logits(made.guesses(steps))
         for step in range(steps):
             at = position + 1 + step
             if at >= given.tokens.shape[1]:
                 break
-            tokens, slot = given.tokens[one, at : at + 1], slice(step, step + 1)
+            tokens = given.tokens[one, at : at + 1]
+            slot = slice(step, step + 1)
             following = slots[:, slot]
             latent, memory = network.follow(made, step, tokens, memory)
             if latent is not None:
@@ -137,7 +145,8 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
     anchors = sampled_anchors(given.loss_mask, None, (0,))
     steps = 4
     rows = blocks_at(build("dflash").config, given.tokens, given.loss_mask, anchors, steps).rows()
-    mask, expected = given.loss_mask.tolist(), set()
+    mask = given.loss_mask.tolist()
+    expected = set()
     for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
         assert mask[chat][position + 1]
         assert mask[chat][position + 2]
@@ -157,7 +166,9 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "window"])
 def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
     """Every anchor that has a guess within its segment, once; logits of the chat's, if the context is all of it."""
-    network, steps, length = build(name).eval().requires_grad_(False), 4, 30
+    network = build(name).eval().requires_grad_(False)
+    steps = 4
+    length = 30
     draw = torch.Generator().manual_seed(5)
     tokens = torch.randint(3, tiny.VOCAB, (1, length), generator=draw)
     taps = torch.randn(1, length, 2, tiny.HIDDEN, generator=draw)
@@ -167,7 +178,8 @@ def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
     def logits(cut: slice, counted: int) -> dict[int, tuple[list[int], Tensor, Tensor]]:
         """By anchor: its block's positions, its guesses' logits [K, Vd], and which of them count [K]."""
         loss_mask = mask[:, cut] & (torch.arange(length)[cut] >= counted)
-        anchors, starts = sampled_anchors(loss_mask, None, (0,)), torch.tensor([cut.start])
+        anchors = sampled_anchors(loss_mask, None, (0,))
+        starts = torch.tensor([cut.start])
         blocks = blocks_at(network.config, tokens[:, cut], loss_mask, anchors, steps, starts)
         found = block_logits(network, blocks, taps[:, cut], starts)
         rows = zip(anchors.positions, blocks.positions.tolist(), found, blocks.alive, strict=True)
@@ -207,7 +219,8 @@ def test_anchors_are_drawn_by_their_key() -> None:
 
 @pytest.mark.parametrize(("name", "token"), tiny.sample(VARIANTS, ["ce", "l1", "lk"]))
 def test_gradients_are_those_of_finite_differences(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, given = build(name).double(), batch()
+    network = build(name).double()
+    given = batch()
     for shared in (network.embed_tokens,):
         shared.requires_grad_(False)
     given = given._replace(taps=given.taps.double(), final=given.final.double() if given.final is not None else None)
@@ -283,7 +296,8 @@ def test_groups_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["dflash", "vanilla"])
 def test_a_batch_without_anchors_has_zero_gradients_of_all_parameters(name: str) -> None:
-    network, given = build(name), batch()
+    network = build(name)
+    given = batch()
     given = given._replace(loss_mask=torch.zeros_like(given.loss_mask))
     given.loss_mask[0, 5] = True  # an answer that no anchor is in
     head = torch.eye(tiny.HIDDEN, tiny.VOCAB)
@@ -312,7 +326,8 @@ def test_settings_of_other_drafters_are_refused(kind: str, settings: dict[str, A
 
 def test_bfloat16_autocast_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.train.loss.block.SLOTS", 20)
-    network, head = build("vanilla"), torch.eye(tiny.HIDDEN, tiny.VOCAB)
+    network = build("vanilla")
+    head = torch.eye(tiny.HIDDEN, tiny.VOCAB)
     found = []
     for enabled in (False, True):
         network.zero_grad()
@@ -333,7 +348,8 @@ TASKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", TASKS)
 def test_every_kind_learns(name: str) -> None:
     """A target that counts upwards from a state that says where it is: blocks learn to go on counting."""
-    network, tokens = build(name), torch.arange(40).remainder(17)[None] + 3
+    network = build(name)
+    tokens = torch.arange(40).remainder(17)[None] + 3
     set_vocabulary(network, torch.arange(60))
     eye = torch.eye(tiny.VOCAB)[:, : tiny.HIDDEN]
     states = eye[tokens - 3] * 4.0  # [1, 40, H]

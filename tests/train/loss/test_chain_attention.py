@@ -8,7 +8,9 @@ from torch import Tensor
 
 from eyas.train.loss.chain_attention import Blocked, CausalKernel, ChainAttention, CpuFlash
 
-B, S, HEADS = 2, 9, 4
+B = 2
+S = 9
+HEADS = 4
 COUNTS = (7, 7, 4, 1)  # rows of steps 1..4: fewer and fewer, and a step without change
 INDICES = torch.tensor([12, 3, 17, 1, 0, 8, 9])
 

@@ -67,7 +67,8 @@ def test_a_windowed_kernel_s_gradients_are_those_of_attention_written_out() -> N
         turned = left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()
         return torch.cat((*turned, keys[..., 2:]), dim=-1)
 
-    window, kernel = Window(20), Windowed(Window(20), turn)
+    window = Window(20)
+    kernel = Windowed(Window(20), turn)
     q, k, v = inputs(2, 4, 2, 150, 6, 5)
     outs, sums = [], []
     for row in range(150):
@@ -80,7 +81,8 @@ def test_a_windowed_kernel_s_gradients_are_those_of_attention_written_out() -> N
         scores = q[:, :, row : row + 1] @ wide_k.transpose(2, 3) * q.shape[-1] ** -0.5
         outs.append(scores.softmax(-1) @ wide_v)
         sums.append(scores.logsumexp(-1))
-    out, lse = torch.cat(outs, dim=2), torch.cat(sums, dim=2)
+    out = torch.cat(outs, dim=2)
+    lse = torch.cat(sums, dim=2)
     done = kernel.forward(q.detach(), k.detach(), v.detach())
     torch.testing.assert_close(done.out, out)
     torch.testing.assert_close(done.lse, lse)

@@ -57,7 +57,9 @@ def chains(rows: ChainRows, step: int) -> set[int]:
 def test_sampled_steps_have_their_share_of_whole_chains() -> None:
     mask = torch.zeros(2, 400, dtype=torch.bool)
     mask[0, 20:390] = mask[1, 5:150] = mask[1, 200:399] = True
-    steps, ratio, least = 6, 0.7, 0.3
+    steps = 6
+    ratio = 0.7
+    least = 0.3
     rows = chain_rows(mask, steps, PositionSampling(ratio, least, (3, 1)))
     assert rows.shares is not None
     assert chains(rows, 0) == chains(chain_rows(mask, steps), 0)

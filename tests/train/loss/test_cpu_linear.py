@@ -18,7 +18,8 @@ def results(layer: nn.Linear, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("shape", [(7,), (2, 5), (0, 3), (3, 1, 2)])
 def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
-    layer, x = nn.Linear(6, 4, bias=bias), torch.randn(*shape, 6, requires_grad=True)
+    layer = nn.Linear(6, 4, bias=bias)
+    x = torch.randn(*shape, 6, requires_grad=True)
     expected = results(layer, x)
     with OneDnnLinears():
         found = results(layer, x)
@@ -28,7 +29,8 @@ def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], bias: b
 
 
 def test_other_types_are_left_alone() -> None:
-    layer, x = nn.Linear(6, 4), torch.randn(3, 6)
+    layer = nn.Linear(6, 4)
+    x = torch.randn(3, 6)
     with OneDnnLinears():
         assert torch.equal(layer.double()(x.double()), torch.nn.functional.linear(x.double(), layer.weight, layer.bias))
         with torch.autocast("cpu", torch.bfloat16):

@@ -23,7 +23,11 @@ from eyas.train.loss.draft_loss import (
 )
 from eyas.train.loss.ttt import ChainRows, chain_rows
 
-B, S, H, V, STEPS = 2, 9, 5, 12, 3
+B = 2
+S = 9
+H = 5
+V = 12
+STEPS = 3
 IDS = torch.tensor([1, 3, 4, 7, 8, 11])
 
 
@@ -73,7 +77,8 @@ def oracle(case: Case, config: LossConfig) -> tuple[Tensor, dict[str, float]]:
                 index = row if step == 0 else case.rows.indices.tolist().index(row)
                 q = case.own(case.states[step][index]).softmax(-1)
                 full = (case.head @ case.batch.final[chat, token - 1]).softmax(-1)
-                p, alpha = full[IDS] / full[IDS].sum(), torch.minimum(full[IDS], q).sum()
+                p = full[IDS] / full[IDS].sum()
+                alpha = torch.minimum(full[IDS], q).sum()
                 best = int(full.argmax())
                 chance = float(q.detach()[IDS.tolist().index(best)]) if best in IDS.tolist() else 0.0
                 guessed.append((step, row, p, q, alpha, chance))
@@ -82,7 +87,8 @@ def oracle(case: Case, config: LossConfig) -> tuple[Tensor, dict[str, float]]:
                 found[f"count_{step}"] += 1
     loss = torch.zeros((), dtype=torch.float64)
     for step, row, p, q, alpha, _ in guessed:
-        cross, kl = -(p * q.log()).sum(), (p * (p / q).log()).sum()
+        cross = -(p * q.log()).sum()
+        kl = (p * (p / q).log()).sum()
         if config.kl_decay is not None:
             share = math.exp(-config.kl_decay * found[f"overlap_{step}"] / found[f"count_{step}"])
             one = share * kl + (1 - share) * (1 - alpha)
@@ -113,7 +119,8 @@ def test_scores_match_the_oracle(
     settings: dict[str, Any], trained_head: bool, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_loss, "CHUNK_ELEMENTS", elements)  # the second gives chunks of a token
-    found, config = case(), LossConfig(**settings)
+    found = case()
+    config = LossConfig(**settings)
     found.own.requires_grad_(trained_head)
     scores = found.scores(config)
     loss, sums = oracle(found, config)
@@ -158,7 +165,8 @@ def test_weights_of_a_chain_by_hand() -> None:
 def test_a_chunk_never_makes_more_logits_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is asked for few rows at a time, and once for each."""
     monkeypatch.setattr(draft_loss, "CHUNK_ELEMENTS", 70)
-    found, chunks = case(), []
+    found = case()
+    chunks = []
     whole = teacher_of(found.batch, lambda x: x @ found.head.T, IDS, V)
     loss = TokenLoss(
         lambda indices: chunks.append(indices.tolist()) or whole(indices), found.own, (), IDS, V, LossConfig()
@@ -217,7 +225,8 @@ def top_tokens(found: Case, count: int) -> FeatureBatch:
 
 def test_all_tokens_stored_is_the_dense_teacher() -> None:
     found = case()
-    dense, stored = found.scores(LossConfig()), found.scores(LossConfig(), top_tokens(found, V))
+    dense = found.scores(LossConfig())
+    stored = found.scores(LossConfig(), top_tokens(found, V))
     torch.testing.assert_close(stored.loss, dense.loss, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(stored.overlap, dense.overlap, rtol=1e-5, atol=1e-6)
     assert torch.equal(stored.right, dense.right)

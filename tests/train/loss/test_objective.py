@@ -78,7 +78,8 @@ def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
     if config.unroll == 1:  # the feature losses over more than a step too
         config = config.model_copy(update={"unroll": 3})
     found, head, given = objective(name, config, torch.float64)
-    part, expected = found.score(given), written_out(found, head, given, config)
+    part = found.score(given)
+    expected = written_out(found, head, given, config)
     torch.testing.assert_close(part.loss, expected, rtol=1e-6, atol=1e-6)  # decay^step is float32
     parameters = list(found.model.parameters())
     pairs = zip(*(torch.autograd.grad(x, parameters) for x in (part.loss, expected)), strict=True)
@@ -138,7 +139,8 @@ def test_a_batch_of_short_answers_has_a_gradient_for_every_parameter() -> None:
 
 
 def test_blocks_have_no_chains_to_leave_out() -> None:
-    made, config = tiny.network("dflash"), LossConfig(unroll=4, down_sample_ratio=0.7)
+    made = tiny.network("dflash")
+    config = LossConfig(unroll=4, down_sample_ratio=0.7)
     with pytest.raises(ConfigError, match=r"set loss\.anchors"):
         DraftObjective(made, nn.Identity(), tiny.VOCAB, lambda _: batch(3), config, False)
 
@@ -191,7 +193,8 @@ def test_contradictions_are_refused(values: dict[str, Any], reason: str) -> None
 
 
 def test_each_kind_has_its_papers_loss() -> None:
-    eagle1, mlp = loss_of("eagle1"), loss_of("mlp")
+    eagle1 = loss_of("eagle1")
+    mlp = loss_of("mlp")
     assert (eagle1.feature, eagle1.feature_weight, eagle1.token_weight) == ("smooth_l1", 1.0, 0.1)
     assert (eagle1.unroll, eagle1.noise) == (1, 0.2)
     assert (mlp.feature, mlp.token_weight, mlp.unroll, mlp.noise) == ("mse", 0.1, 1, 0.0)
@@ -229,7 +232,9 @@ def test_positions_begin_where_the_rows_do(name: str) -> None:
         assert all(any(p in row for row in rows) for p in seen[1][0])  # a later step is one position further
         return [row[0] for row in first]
 
-    plain, drawn, again = made(None), made(100), made(100)
+    plain = made(None)
+    drawn = made(100)
+    again = made(100)
     assert starts(plain.micro_batch_loss, 3) == starts(plain.score) == starts(drawn.score) == [40, 7]
     found = [starts(drawn.micro_batch_loss, number) for number in range(4)]
     assert found[2] == starts(again.micro_batch_loss, 2)  # as when a run is resumed
@@ -260,7 +265,8 @@ def test_metrics_by_context_are_those_of_the_tokens_there() -> None:
     for key, name in (("accuracy", "accuracy_0"), ("accept_length", "accept_length")):
         assert sum(part.metrics[f"{key}_{each}"][0] for each in CONTEXT_BUCKETS) == pytest.approx(part.metrics[name][0])
     only = given.loss_mask.clone()
-    only[0], only[1, 5:] = False, False
+    only[0] = False
+    only[1, 5:] = False
     alone = found.score(given._replace(loss_mask=only)).metrics
     assert alone["accuracy_0"][1] == counts["1-2k"]
     assert part.metrics["accuracy_1-2k"][0] == alone["accuracy_0"][0]

@@ -11,7 +11,9 @@ from torch import Tensor
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.draft_loss import TeacherOutput, score_guesses
 
-M, K, VD = 5, 3, 7
+M = 5
+K = 3
+VD = 7
 IDS = torch.tensor([1, 3, 4, 7, 8, 11, 12])
 CONFIGS: list[dict[str, Any]] = [{"token": "ce"}, {"token": "kl"}, {"token": "lk"}, {"token": "lk", "kl_decay": 2.0}]
 
@@ -29,8 +31,10 @@ def setup() -> tuple[Tensor, TeacherOutput, Tensor]:
 
 
 def defined(logits: Tensor, lesson: TeacherOutput, config: LossConfig, share: Tensor) -> Tensor:
-    q, p = logits.softmax(-1), lesson.p.unsqueeze(1)
-    cross, entropy = -(p * q.log()).sum(-1), -(p * p.log()).sum(-1)
+    q = logits.softmax(-1)
+    p = lesson.p.unsqueeze(1)
+    cross = -(p * q.log()).sum(-1)
+    entropy = -(p * p.log()).sum(-1)
     alpha = torch.minimum(p * lesson.covered[:, None, None], q).sum(-1)
     if config.token == "lk":
         mixed = share * (cross - entropy) + (1 - share) * (1 - alpha)

@@ -25,7 +25,8 @@ def ragged(made: DraftNetwork) -> tuple[Tensor, Tensor, Tensor]:
     mask = torch.zeros(3, 13, dtype=torch.bool)
     mask[0, 4:7] = mask[0, 10:] = mask[1, 2:9] = mask[2, 5] = True
     for chat, length in enumerate((13, 9, 6)):
-        tokens[chat, length:], taps[chat, length:] = 0, 0.0
+        tokens[chat, length:] = 0
+        taps[chat, length:] = 0.0
     return tokens, taps, mask
 
 
@@ -76,9 +77,11 @@ def test_in_a_window_every_row_is_the_chain_decoding_would_make(name: str, pairs
     """Decoding reads nothing but the pairs of the window, from position 0 on."""
     made = in_a_window(name, pairs)
     torch.manual_seed(2)
-    tokens, mask = torch.randint(VOCAB, (1, 40)), torch.ones(1, 40, dtype=torch.bool)
+    tokens = torch.randint(VOCAB, (1, 40))
+    mask = torch.ones(1, 40, dtype=torch.bool)
     taps = torch.randn(1, 40, made.config.tap_count, HIDDEN, dtype=made.dtype)
-    rows, window = chain_rows(mask, STEPS), Window(pairs)
+    rows = chain_rows(mask, STEPS)
+    window = Window(pairs)
     for step, (fed, normed) in enumerate(unrolled(made, tokens, taps, rows)):
         at = rows.guesses[step][rows.guesses[step] >= 0]
         for (_, row), index in zip(guesses(rows, step, 40), at.tolist(), strict=True):
@@ -91,7 +94,8 @@ def test_in_a_window_every_row_is_the_chain_decoding_would_make(name: str, pairs
 def test_two_layers_in_a_window_are_trained_as_the_drafter_decodes() -> None:
     made = in_a_window("two layers", 8, torch.float32)
     torch.manual_seed(2)
-    tokens, taps = torch.randint(VOCAB, (1, 40)), torch.randn(1, 40, 3, HIDDEN)
+    tokens = torch.randint(VOCAB, (1, 40))
+    taps = torch.randn(1, 40, 3, HIDDEN)
     states = next(unrolled(made, tokens, taps, chain_rows(torch.ones(1, 40, dtype=torch.bool), 1)))[1]
     drafter = drafter_of(made.eval().requires_grad_(False), (1, 2, 4))
     drafter.pairs.resize(1)
@@ -107,7 +111,8 @@ def test_gradients_flow_through_the_whole_chain(name: str) -> None:
     tokens, taps, mask = ragged(made)
     rows = chain_rows(mask, STEPS)
     states = list(unrolled(made, tokens, taps, rows))
-    ours, theirs = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    ours = torch.zeros((), dtype=torch.float64)
+    theirs = torch.zeros((), dtype=torch.float64)
     for step, (_, normed) in enumerate(states):
         at = rows.guesses[step][rows.guesses[step] >= 0]
         for (chat, row), index in zip(guesses(rows, step, 13), at.tolist(), strict=True):

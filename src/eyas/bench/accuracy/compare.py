@@ -286,7 +286,8 @@ def _right(found: Mapping[str, Any], problems: int) -> tuple[str, str]:
 
 def accuracy_section(content: Mapping[str, Any]) -> Section:
     """The section of a report page, from the JSON form."""
-    settings, heads_and_rows = content["settings"], accuracy_rows(content["lines"])
+    settings = content["settings"]
+    heads_and_rows = accuracy_rows(content["lines"])
     what = f"{settings['model'] or 'servers'}, temperature {settings['sampling']['temperature']:g}"
     found = "no answer differs" if content["equal"] else "ANSWERS DIFFER"
     return Section(
@@ -319,7 +320,8 @@ def verdict(results: Sequence[MethodAccuracy]) -> str:
     compared = sum(one.compared for one in results)
     if not compared:
         return "NOTHING COMPARED"
-    broken, ties = sum(one.broken for one in results), sum(one.near_ties for one in results)
+    broken = sum(one.broken for one in results)
+    ties = sum(one.near_ties for one in results)
     if broken:
         return f"NOT EQUAL: {broken} of {compared} answers differ"
     return f"EQUAL BUT FOR NEAR-TIES: {ties} of {compared} answers" if ties else f"EQUAL: all {compared} answers"

@@ -195,7 +195,8 @@ def uncertainty(one: Candidate, other: Candidate | None, by: Criterion) -> float
     """Standard error of the difference of two means, or of one mean; None if a task has a single group of prompts."""
     total = 0.0
     for name, score in one.tasks.items():
-        rivals, groups = [] if other is None else [other.tasks[name]], len(score.method)
+        rivals = [] if other is None else [other.tasks[name]]
+        groups = len(score.method)
         if groups < 2 or any(len(rival.method) != groups for rival in rivals):
             return None
         left_out = [
@@ -234,7 +235,8 @@ def doubt(candidate: Candidate) -> str | None:
 
 def speed_words(candidate: Candidate) -> str:
     """Its speedup and how sure that is, in words."""
-    speedup, margin = candidate.mean("speedup"), candidate.margin("speedup")
+    speedup = candidate.mean("speedup")
+    margin = candidate.margin("speedup")
     bars = "" if margin is None else f" (give or take {margin:.2f}, two standard errors)"
     return f"{speedup:.2f} times the speed of plain decoding{bars}"
 
@@ -285,7 +287,8 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
     parts = [f"{best.name} has the best mean {WORDS[by]} {scope}, {best.mean(by):.{digits}f}."]
     if rest:
         second = rest[0]
-        gap, error = best.mean(by) - second.mean(by), uncertainty(best, second, by)
+        gap = best.mean(by) - second.mean(by)
+        error = uncertainty(best, second, by)
         sure = "one prompt a file: there is no telling how sure that is"
         if error is not None:
             sure = f"standard error over prompts {error:.{digits}f}"

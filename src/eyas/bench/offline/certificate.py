@@ -164,7 +164,8 @@ class Certifier:
     def _compare(
         self, cell: Cell, params: SamplingParams, plain: Sequence[Dialogue], other: Sequence[Dialogue]
     ) -> Cell:
-        pooled, plain_engine = Stats(), self._engine(1)
+        pooled = Stats()
+        plain_engine = self._engine(1)
         for reference, candidate in zip(plain, other, strict=True):
             if reference.error is not None:
                 cell.errors.append(reference.error)
@@ -175,7 +176,8 @@ class Certifier:
             divergence = first_divergence(plain_engine, params, reference, candidate)
             if divergence is not None:
                 cell.divergences.append(divergence)
-        cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 4)
+        cell.tokens = pooled.tokens
+        cell.accept_length = round(pooled.accept_length, 4)
         return cell
 
 

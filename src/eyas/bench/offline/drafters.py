@@ -43,7 +43,8 @@ class Ledger:
 
     def open(self, name: str, weights: str) -> None:
         """Read the scores of a candidate; `weights` is the digest of its files. Raises DataError."""
-        self._weights[name], self._rows[name] = weights, {}
+        self._weights[name] = weights
+        self._rows[name] = {}
         path = self._path(name)
         if not path.is_file():
             return

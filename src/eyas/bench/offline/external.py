@@ -65,7 +65,8 @@ def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -
     answers: list[TimedAnswer] = []
     stats = Stats()
     for dialogue, chunk in converse(engine, dialogues, params):
-        now, done = time.perf_counter(), chunk.completion
+        now = time.perf_counter()
+        done = chunk.completion
         turn = len(dialogue.completions) - (done is not None)
         start = starts.setdefault(turn, ended)
         number = turn * len(group) + dialogues.index(dialogue)
@@ -138,7 +139,10 @@ class Endpoint:
 
     async def _converse(self, group: Group) -> LoadRun:
         texts: list[list[str]] = [[] for _ in group]
-        open_rows, answers, runs, turn = list(range(len(group))), list[TimedAnswer](), list[LoadRun](), 0
+        open_rows = list(range(len(group)))
+        answers = list[TimedAnswer]()
+        runs = list[LoadRun]()
+        turn = 0
         while open_rows:
             items: dict[int, Item] = {}
             for row in open_rows:
@@ -275,7 +279,8 @@ class TransformersBaseline:
         A GGUF file is read by transformers' own reader. The engine makes the prompts and knows which tokens end an
         answer; it doesn't run. Raises ModelError.
         """
-        name, dtype = find_target(model), engine.target.dtype
+        name = find_target(model)
+        dtype = engine.target.dtype
         file = weights_file(name)
         loaded = read_model(name, read_config(name), dtype) if file is None else model_by_transformers(file, dtype)
         self.model = loaded.to(engine.target.device).eval().requires_grad_(False)
@@ -315,7 +320,8 @@ class TransformersBaseline:
         stop_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids.update(*(self._engine.end_ids(request) for request in requests))
-        began, passed = time.perf_counter(), list[float]()
+        began = time.perf_counter()
+        passed = list[float]()
 
         def note(*_: object) -> None:
             if not passed and device.type == "cuda":
@@ -336,7 +342,8 @@ class TransformersBaseline:
             answers = out[:, width:].tolist()  # waits for the device
         finally:
             hook.remove()
-        prefill, decode = passed[0] - began, time.perf_counter() - passed[0]
+        prefill = passed[0] - began
+        decode = time.perf_counter() - passed[0]
         return [
             self._completion(request, tokens, stop_ids, prefill, decode)
             for request, tokens in zip(requests, answers, strict=True)

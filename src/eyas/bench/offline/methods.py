@@ -119,7 +119,8 @@ def unused_drafters(choices: Sequence[MethodChoice], drafters: Mapping[str, str]
 
 def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
     """The methods of a preset that have a drafter here or need none; the others are skipped."""
-    chosen, skipped = list[MethodChoice](), list[Skipped]()
+    chosen = list[MethodChoice]()
+    skipped = list[Skipped]()
     for seed in PRESETS[preset]:
         if seed.drafter in drafters:
             chosen.append(MethodChoice(seed.name, drafters[seed.drafter], None, seed.tree))
@@ -229,7 +230,8 @@ class MethodOpener:
         With `beside_auto`, a method without a tree is opened twice: with a tree of one size, its own or a chain, and as
         `NAME auto`.
         """
-        opened, skipped = list[OpenedMethod](), list[Skipped]()
+        opened = list[OpenedMethod]()
+        skipped = list[Skipped]()
         for choice in choices:
             try:
                 if choice.tree is None and beside_auto:
@@ -296,7 +298,8 @@ def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int
 
 def _holdings(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
     """Everything reachable from an object, as ((device or "object", address), bytes)."""
-    seen, waiting = {id(beyond)}, [root]
+    seen = {id(beyond)}
+    waiting = [root]
     while waiting:
         found = waiting.pop()
         if id(found) in seen or isinstance(found, _CODE):

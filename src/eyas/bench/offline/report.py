@@ -189,7 +189,8 @@ def _cell(value: float | None, form: str) -> str:
 
 def margin_cell(line: MethodLine, name: Literal["speedup", "accept_length"]) -> str:
     """The speedup or the accept length, with its margin if it has one."""
-    value, form = getattr(line, name), "{:.2f}x" if name == "speedup" else "{:.2f}"
+    value = getattr(line, name)
+    form = "{:.2f}x" if name == "speedup" else "{:.2f}"
     if value is None or name not in line.margins:
         return _cell(value, form)
     return give_or_take(form, value, line.margins[name])

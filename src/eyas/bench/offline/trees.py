@@ -100,7 +100,8 @@ class Rung(NamedTuple):
 def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Rung]:
     """Plan the rungs: from all `settings` on `coarse` groups down to `finalists` on all `groups`."""
     plan = []
-    left, prompts = settings, min(coarse, groups)
+    left = settings
+    prompts = min(coarse, groups)
     while left > finalists:
         plan.append(Rung(left, prompts))
         left = max(finalists, ceil(left / FACTOR))
@@ -110,7 +111,8 @@ def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Ru
 
 def sweep_runs(settings: int, groups: Sequence[int], repeats: int, *, coarse: int, finalists: int) -> int:
     """Number of group runs of a search, plain decoding's included; `groups`: of each task."""
-    total, plan = 0, rungs(settings, max(groups), coarse=coarse, finalists=finalists)
+    total = 0
+    plan = rungs(settings, max(groups), coarse=coarse, finalists=finalists)
     for number, rung in enumerate(plan, start=1):
         measured = sum(min(rung.groups, each) for each in groups)
         total += measured * (rung.settings + 1) * (repeats if number == len(plan) else 1)
@@ -233,7 +235,8 @@ class TreeReport:
             table.add_column(header, justify="right")
         for candidate, done in self.in_order:
             mark = "pick" if candidate is self.choice.best else "tie" if candidate.name in self.choice.ties else ""
-            speedup, length = candidate.mean("speedup"), candidate.mean("accept_length")
+            speedup = candidate.mean("speedup")
+            length = candidate.mean("accept_length")
             table.add_row(
                 mark,
                 candidate.name,

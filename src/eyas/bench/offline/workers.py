@@ -128,7 +128,8 @@ class CrewMeasure:
         advance: Advance = lambda: None,
     ) -> dict[str, MethodResult]:
         """Results of all groups in the task's order, whichever worker answered them."""
-        names, waiting = tuple(engines), deque(enumerate(task.groups))
+        names = tuple(engines)
+        waiting = deque(enumerate(task.groups))
         found: dict[Key, dict[str, list[GroupRun]]] = {}
         others = 0.0
 

@@ -17,7 +17,12 @@ from eyas.errors import UsageError
 if TYPE_CHECKING:
     from eyas.bench.offline.trees import TrainingRun  # imports torch, which check_plot shouldn't wait for
 
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
 GREY = "#7f7f7f"
 _STYLE: dict[str, Any] = {
@@ -210,7 +215,8 @@ def _panel(
     nodes = sorted({_column(candidate) for candidate in candidates})
     table = [[float("nan")] * len(nodes) for _ in depths]
     for candidate in candidates:
-        y, x = depths.index(candidate["depth"]), nodes.index(_column(candidate))
+        y = depths.index(candidate["depth"])
+        x = nodes.index(_column(candidate))
         value = table[y][x] = candidate["mean"][figure]
         # cividis runs from dark to light, so the text does the opposite
         light = value < (scale[0] + scale[1]) / 2

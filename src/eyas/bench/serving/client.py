@@ -207,7 +207,8 @@ class RawStream:
                 return self._broken(f"an event isn't valid JSON: {event[:80]!r}")
             if not isinstance(data, dict) or "error" in data:
                 return self._broken(f"an error in the stream: {event[:200]}")
-            usage, timings = data.get("usage") or usage, data.get("timings") or timings
+            usage = data.get("usage") or usage
+            timings = data.get("timings") or timings
             for choice in data.get("choices") or ():
                 text = _text(choice)
                 if text:
@@ -233,7 +234,8 @@ class RawStream:
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
     """Time and data of every event; the time is when its last byte arrived."""
-    found, rest = [], b""
+    found = []
+    rest = b""
     for seconds, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
@@ -290,7 +292,10 @@ class Client:
         self, side: Side, params: SamplingParams, timeout: float, api_key: str | None = None, *, own_seeds: bool = True
     ) -> None:
         """`own_seeds`: request number i gets `params.seed + i`; else all get the same seed."""
-        self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds
+        self.side = side
+        self.params = params
+        self._timeout = timeout
+        self._own_seeds = own_seeds
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)

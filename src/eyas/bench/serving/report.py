@@ -128,7 +128,8 @@ class ServeReport:
         for side in self.sides:
             if side == self.baseline:
                 continue
-            crossed, lines = self.crossover(side), self.of(side)
+            crossed = self.crossover(side)
+            lines = self.of(side)
             if crossed is not None:
                 sentences.append(f"{side} is slower than {self.baseline} from {crossed} on")
                 continue
@@ -215,7 +216,8 @@ def _ratio(load: Load, run: LoadRun, base: LoadRun) -> float:
     """How much faster a side is than the baseline; 0 if one of the two gave no answer."""
     if load.kind == "closed":
         return throughput(run) / throughput(base) if throughput(base) else 0.0
-    mine, theirs = _mean_seconds(run.answers), _mean_seconds(base.answers)
+    mine = _mean_seconds(run.answers)
+    theirs = _mean_seconds(base.answers)
     return theirs / mine if mine else 0.0
 
 

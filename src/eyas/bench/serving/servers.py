@@ -148,7 +148,9 @@ class ServerProcess:
         `bound`: the server and all it started are killed when this process ends, even by kill -9.
         """
         self._bound = bound
-        self.name, self.port, self._ready_seconds = name, _free_port(), ready_seconds
+        self.name = name
+        self.port = _free_port()
+        self._ready_seconds = ready_seconds
         self.command = list(command(self.port))
         self._environment = os.environ | (environment or {})
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving
@@ -276,7 +278,8 @@ class IdleMeter:
         active = self._servers.get(side)
         idle = {server.name: server for server in self._servers.values() if server is not active}
         _settle(idle.values())
-        before, began = {name: server.cpu_seconds() for name, server in idle.items()}, time.monotonic()
+        before = {name: server.cpu_seconds() for name, server in idle.items()}
+        began = time.monotonic()
         yield
         for name, server in idle.items():
             self._used[name] += server.cpu_seconds() - before[name]
@@ -295,11 +298,13 @@ def _settle(servers: Collection[ServerProcess]) -> None:
 
     vLLM polls for a second after its last answer, which would take a core from the server that is measured next.
     """
-    until, busy = time.monotonic() + _SETTLING, bool(servers)
+    until = time.monotonic() + _SETTLING
+    busy = bool(servers)
     used = sum(server.cpu_seconds() for server in servers)
     while busy and time.monotonic() < until:
         time.sleep(_LOOK)
-        before, used = used, sum(server.cpu_seconds() for server in servers)
+        before = used
+        used = sum(server.cpu_seconds() for server in servers)
         busy = used - before > 0.1 * _LOOK + 0.001  # a clock tick counts as rest
 
 

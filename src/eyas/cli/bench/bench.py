@@ -99,7 +99,8 @@ def bench(
 
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     engines: dict[str, Engine] = {}
-    settings, what = plan_settings(measuring, params), f"batch {measuring.batch_size}"
+    settings = plan_settings(measuring, params)
+    what = f"batch {measuring.batch_size}"
     if loading is not None:
         session = open_session(loading)
         shared = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)

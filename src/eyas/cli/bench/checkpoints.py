@@ -148,7 +148,8 @@ def checkpoints(
     warn_of(decided)
     if write:
         _write_pick(best, run / "pick", decided, tree)
-    code, prompt_files = finish(report.machine, errors), prompt_options(measuring)
+    code = finish(report.machine, errors)
+    prompt_files = prompt_options(measuring)
     if write:
         next_step("bench", "methods", target.model, *as_typed(runtime), "--draft-model", run / "pick", *prompt_files)
     else:
@@ -182,7 +183,8 @@ def _write(report: CheckpointReport, trees: TreeReport | None, json: bool, path:
     from eyas.bench.report.figures import checkpoint_figure
     from eyas.files import write_bytes, write_json
 
-    content, folder = report.as_dict(), report.run.path / "bench"
+    content = report.as_dict()
+    folder = report.run.path / "bench"
     write_json(folder / "checkpoints.json", content)
     write_bytes(folder / "checkpoints.svg", checkpoint_figure(report.run, content))
     write_report(content, json, path)
@@ -220,7 +222,8 @@ def _trees(
     """Measure a few trees for the picked checkpoint on the same prompts; with a cluster, its workers measure."""
     from eyas.bench.offline.trees import FEW, FINALISTS, TreeReport, TreeSweep, grid, tree_engines
 
-    tried, drafter = grid(*FEW), DrafterOptions(picked)
+    tried = grid(*FEW)
+    drafter = DrafterOptions(picked)
     engines = tree_engines(bench.session, bench.session.drafter(drafter), tried, bench.options)
     with ExitStack() as stack:
         workers = None

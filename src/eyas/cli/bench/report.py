@@ -66,7 +66,8 @@ def report(
     trained = TrainingRun(run)
     checkpoints = _optional(run / "bench" / "checkpoints.json")
     grown = _optional(trees or run / "bench" / "trees.json")
-    methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
+    methods = _optional(run / "bench" / "methods.json")
+    served = _optional(run / "bench" / "serve.json")
     sections = [page.accept_length_section(checkpoints, grown, methods)] if checkpoints or grown or methods else []
     sections.append(page.trained_section(trained, drafter))
     if chats:
@@ -140,7 +141,8 @@ def _store(folder: Path) -> list[page.Section]:
         return []
     manifest = read_manifest(folder)
     splits = manifest.settings.splits.values()
-    rows, tokens = sum(split.rows for split in splits), sum(split.tokens for split in splits)
+    rows = sum(split.rows for split in splits)
+    tokens = sum(split.tokens for split in splits)
     work = Workload(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
     planned = [(line.name, line.total) for line in storage(manifest.settings.layout, work)]
     actual = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

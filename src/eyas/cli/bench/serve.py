@@ -98,7 +98,8 @@ def serve(
     check_output(output_)
     check_plot(plot)
     levels = _levels(loads)
-    running, servers = _running(sides), _servers(sides)
+    running = _running(sides)
+    servers = _servers(sides)
     from eyas.bench.machine import describe_machine
     from eyas.bench.report.figures import serve_figure
     from eyas.bench.serving.client import Client, read_items

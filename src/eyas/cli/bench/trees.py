@@ -84,7 +84,8 @@ def trees(
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
     shared = cluster.check(Path(draft_model))
-    named, drafter = target.of(target.model), files.of(draft_model)
+    named = target.of(target.model)
+    drafter = files.of(draft_model)
     here = target_here(named, shared)
     here.check()
     if write and not Path(draft_model).is_dir():

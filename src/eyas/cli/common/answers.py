@@ -126,7 +126,8 @@ class WordWrap:
                 out.append(Piece(char, str))
                 if self._line.lstrip().startswith(_FENCE):
                     self._code = not self._code
-                self._line, self._column = "", 0
+                self._line = ""
+                self._column = 0
                 continue
             if self._ends_word(char):
                 out += self._release()
@@ -147,9 +148,11 @@ class WordWrap:
     def _release(self) -> list[Piece]:
         """The word held back, on a new line if it doesn't fit on this one; the spaces before it stay behind then."""
         space, word = self._space, self._word
-        self._space, self._word = [], []
+        self._space = []
+        self._word = []
         width = shutil.get_terminal_size().columns
-        before, column = self._line[: len(self._line) - len(word)], self._column
+        before = self._line[: len(self._line) - len(word)]
+        column = self._column
         for char, _ in space:
             column += _TAB - column % _TAB if char == "\t" else _cells(char)
         if not word:  # the line ends in spaces, which may not begin another one

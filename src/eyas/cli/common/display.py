@@ -55,7 +55,8 @@ class ProgressLines:
     """Progress lines of long work on standard error, at most one per `SILENCE` seconds; none where a bar is drawn."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._hidden = what, sys.stderr.isatty()
+        self._what = what
+        self._hidden = sys.stderr.isatty()
         self._began = self._said = time.monotonic()
         self._first: int | None = None
 

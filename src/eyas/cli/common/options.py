@@ -69,7 +69,8 @@ def as_typed(group: Any) -> list[str]:
     """The options of a group that aren't at their defaults, as words of a command line; without the model."""
     words = []
     for each in fields(group):
-        value, default = getattr(group, each.name), each.default
+        value = getattr(group, each.name)
+        default = each.default
         if default is MISSING:
             default = None if each.default_factory is MISSING else each.default_factory()
         if value == default or each.name == "model":

@@ -36,7 +36,9 @@ from eyas.gguf_target import GGUF_SUFFIX
 from eyas.plugins import FEATURES
 from eyas.runtime import LOADING
 
-FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+FAILURE = 1
+USAGE = 2
+INTERRUPTED = 130
 _ARGUMENTS = "eyas.arguments"
 """The key of a context's metadata for the arguments as given."""
 
@@ -235,7 +237,8 @@ class Spread:
 
         Raises UsageError if an alias contradicts the option it stands for, or if a required option is missing.
         """
-        rest, named = dict(values), set(given or ())
+        rest = dict(values)
+        named = set(given or ())
         for group in self._groups.values():
             aliases = _aliases(group)
             if aliases is not None:
@@ -335,7 +338,9 @@ def guarded(debug: bool, command: str = "") -> Iterator[None]:
 
     `command` is the command line that was run; after a signal, the message says to run it again to resume.
     """
-    log, warnings, progress = logging.getLogger("eyas"), _Warnings(logging.WARNING), _Progress()
+    log = logging.getLogger("eyas")
+    warnings = _Warnings(logging.WARNING)
+    progress = _Progress()
     log.addHandler(warnings)
     LOADING.addHandler(progress)
     LOADING.setLevel(logging.INFO)

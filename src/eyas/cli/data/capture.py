@@ -105,7 +105,8 @@ def capture(
             # on this process's CPU: the workers compute
             prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu")
             _announce(prepared)
-            folder, settings = prepared.folder.absolute(), prepared.settings
+            folder = prepared.folder.absolute()
+            settings = prepared.settings
             make: MakeWorker = CaptureWorkerMaker(model, dtype, device, folder, settings)
             if elsewhere:
                 make = engines.server(model, device, prepared).worker(folder, settings)
@@ -140,7 +141,9 @@ def _run_on(cluster: Cluster, workers: int | None, model: str, prepared: Capture
 
 def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
     """Call `make` for the missing shards, with a function that counts their tokens, and report progress."""
-    total, done, began = sum(plan.size.tokens for plan in prepared.own()), 0, time.monotonic()
+    total = sum(plan.size.tokens for plan in prepared.own())
+    done = 0
+    began = time.monotonic()
     with counting(hidden=not shown) as show:
 
         def advance(tokens: int) -> None:
@@ -173,7 +176,8 @@ def _announce(prepared: Capture) -> None:
     if prepared.cut:
         note(f"{prepared.cut:,} chats have more than {settings.longest:,} tokens (--max-length): the rest isn't stored")
     note(prepared.why_taps)
-    total, classic = prepared.total_bytes, classic_bytes(tokens, settings.layout.hidden)
+    total = prepared.total_bytes
+    classic = classic_bytes(tokens, settings.layout.hidden)
     note(
         f"{total:,} bytes in {len(prepared.plans)} shards, {total / tokens:,.0f} a token: "
         f"{total / classic:.2f} of the classic layout"

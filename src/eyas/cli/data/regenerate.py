@@ -86,7 +86,8 @@ def regenerate(
     answering = AnswererOptions(target, draft, slots, endpoint, files, request, sampling, workers)
     shared = cluster.check()
     answering.check(shared=shared)
-    chats, local = readable(chats), mirror(output)
+    chats = readable(chats)
+    local = mirror(output)
     if shared and answering.elsewhere:
         raise UsageError("--on shares the work of engines: leave it out, or --endpoint and batch files")
     rule = RewriteRule(turns, unfinished == "drop")
@@ -380,7 +381,8 @@ class AnswererOptions:
     def _endpoint(self, url: str) -> Answerer:
         from eyas.data.regenerate import EndpointAnswerer
 
-        options, key = self.endpoint, None
+        options = self.endpoint
+        key = None
         if options.api_key_env is not None:
             key = os.environ.get(options.api_key_env)
             if not key:
@@ -388,14 +390,16 @@ class AnswererOptions:
         return EndpointAnswerer(url, self.completions(), self._connection(), key)
 
     def _engine(self) -> EngineAnswererMaker:
-        tree, rule = check_engine(self.target, self.draft), walk_rule(self.draft.acceptance)
+        tree = check_engine(self.target, self.draft)
+        rule = walk_rule(self.draft.acceptance)
         from eyas.data.regenerate.workers import EngineAnswererMaker
 
         max_length, limit = self.slots.max_length, self.sampling.max_new_tokens
         if max_length is None and limit is None:
             max_length = MAX_LENGTH
         params = sampling_params(replace(self.sampling, max_new_tokens=limit or max_length))
-        target, drafter = self.target.of(self.target.model), self.draft.drafter
+        target = self.target.of(self.target.model)
+        drafter = self.draft.drafter
         options = self.draft.engine(tree, self.slots.batch_size, rule=rule)
         return EngineAnswererMaker(target, drafter, options, params, max_length)
 

@@ -84,7 +84,8 @@ def synthesize(
         languages=() if filters.language == "any" else tuple(filters.language.split(",")),
         near_duplicates=None if filters.near_duplicates == "off" else _share(filters.near_duplicates),
     )
-    engine, params = open_engine(target, draft, batch_size), sampling_params(sampling)
+    engine = open_engine(target, draft, batch_size)
+    params = sampling_params(sampling)
     from eyas.data.regenerate.workers import EngineAnswerer
     from eyas.types import Request
 

@@ -79,7 +79,9 @@ class Talk:
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
         from eyas.text.dialogue import Conversation
 
-        self._engine, self._params, self._system = engine, params, system
+        self._engine = engine
+        self._params = params
+        self._system = system
         self._conversation = Conversation(engine)
         self._said: list[Message] = []
         self._answers: list[Completion] = []
@@ -130,7 +132,8 @@ class Talk:
         """What writes the answer to a prompt."""
         from eyas.text.reasoning import ThoughtSplitter, begins_inside, reasoning_marks
 
-        tokenizer, speculating = self._engine.tokenizer, self._engine.speculation is not None
+        tokenizer = self._engine.tokenizer
+        speculating = self._engine.speculation is not None
         marks = reasoning_marks(tokenizer)
         if marks is None:
             return StreamedText(tokenizer, speculating=speculating)

@@ -212,7 +212,8 @@ def _engines(target: DemoTarget, draft_model: str | None, tree: str | None, meth
 
 def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
     """A lane's own counts for a kind of text (or `all`), and whether its tokens equal the first lane's."""
-    pooled, same = Stats(), True
+    pooled = Stats()
+    same = True
     for name, completions in results:
         if kind in (name, "all"):
             pooled.merge(completions[lane].stats)
@@ -434,7 +435,10 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
     streams = [lane.engine.stream([request]) for lane in lanes]
     texts = [Detokenizer(lane.engine.tokenizer) for lane in lanes]
     for lane in lanes:
-        lane.pieces, lane.tokens, lane.seconds, lane.completion = [], 0, 0.0, None
+        lane.pieces = []
+        lane.tokens = 0
+        lane.seconds = 0.0
+        lane.completion = None
     while any(lane.completion is None for lane in lanes):
         behind = min((i for i, lane in enumerate(lanes) if lane.completion is None), key=lambda i: lanes[i].seconds)
         lane, text = lanes[behind], texts[behind]

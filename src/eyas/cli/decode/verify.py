@@ -91,7 +91,8 @@ def verify(
         )
     if transformers and target.kv_cache_dtype != "auto":
         raise UsageError("--transformers doesn't quantize keys and values: leave out --kv-cache-dtype")
-    loading, drafts = target.of(target.model), files.of(draft_model, method)
+    loading = target.of(target.model)
+    drafts = files.of(draft_model, method)
     loading.check()
     drafts.check()
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
@@ -131,7 +132,8 @@ def _trees(given: Sequence[str], drafter: Drafter) -> Sequence[str]:
     from eyas.engine.default_tree import own_shape, tree_for
     from eyas.tree import parse_tree
 
-    own, chain = own_shape(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
+    own = own_shape(drafter)
+    chain = f"chain:{min(4, drafter.max_depth or 4)}"
     trees = list(dict.fromkeys(given or ((own,) if own.startswith("lookahead:") else (chain, own))))
     for text in trees:
         if not is_auto(text):

@@ -81,7 +81,8 @@ def serve_elsewhere(
 
     if options.engine not in ENGINES:
         raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
-    engine, name = ENGINES[options.engine], target_as_file(target.model)
+    engine = ENGINES[options.engine]
+    name = target_as_file(target.model)
     rest = {key: value for key, value in requested.items() if key not in OWN_OPTIONS}
     program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
     # refused options are reported before a drafter is read or exported
@@ -131,7 +132,8 @@ def _served_drafter(
         if options.export_to is not None:
             raise UsageError("--export-to is about a drafter: give --draft-model")
         return None
-    path, reads = local_directory(draft.draft_model), options.export_target
+    path = local_directory(draft.draft_model)
+    reads = options.export_target
     if engine.name != "llama.cpp":
         if reads is not None:
             raise UsageError("--export-target is for llama.cpp, whose target is a GGUF file: leave it out")

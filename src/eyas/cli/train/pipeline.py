@@ -126,7 +126,8 @@ def pipeline(
     if dry_run:
         return 0
     output.mkdir(parents=True, exist_ok=True)
-    kept, began = f"what was done is kept in {output}", time.monotonic()
+    kept = f"what was done is kept in {output}"
+    began = time.monotonic()
     with keeping(kept):
         for number, step in enumerate(planned):
             if step.result.exists():

@@ -115,7 +115,8 @@ def plan(
         eyas plan MODEL --samples 100000 --length 2048
         eyas plan MODEL --samples 100000 --length 2048 --kind dflash --machines 8xH100
     """
-    model, boundaries = target.model, parse_taps(taps)
+    model = target.model
+    boundaries = parse_taps(taps)
     final_kind, top = parse_final(final)
     drafter.check()
     hardware.check()
@@ -145,7 +146,8 @@ def plan(
     console = output()
     console.print(f"{model}: {_about_size(size)}")
     console.print(planned.why(config, chosen, given=boundaries is not None))
-    ours, stored_bytes = f"--states {states} --final {final}", layout.data_bytes(work.size)
+    ours = f"--states {states} --final {final}"
+    stored_bytes = layout.data_bytes(work.size)
     show_table(console, _table(storage(layout, work), ours))
     console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")
     hours = _show_hours(console, costs, on, count, batch_size, stored_bytes)
@@ -220,7 +222,8 @@ def _show_memory(console: Console, costs: DrafterPlan, count: int, config: Any) 
 def _show_speedup(console: Console, costs: DrafterPlan, on: Machine, model: str) -> None:
     from eyas.plan.costs import plain_speed
 
-    gain, speed = costs.speedup(), plain_speed(costs.target, on)
+    gain = costs.speedup()
+    speed = plain_speed(costs.target, on)
     if gain is None:
         console.print(
             f"no speedup is estimated, as nobody has published accept lengths; plain decoding {_rate(speed)} tokens/s"
@@ -243,7 +246,9 @@ def _machine(options: MachineOptions, planned: Machine | None) -> Machine:
     from eyas.plan.devices import Machine, known_machine, this_machine
     from eyas.runtime import busy, machine_load
 
-    name, tflops, bandwidth = options.machine, options.tflops, options.bandwidth
+    name = options.machine
+    tflops = options.tflops
+    bandwidth = options.bandwidth
     if planned is None and tflops is not None and bandwidth is not None:
         return Machine("as stated", tflops, bandwidth)
     found = planned or (this_machine() if name is None else known_machine(name))

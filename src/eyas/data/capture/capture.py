@@ -101,9 +101,12 @@ class Capture:
         world: int = 1,
     ) -> None:
         """`name` and `chats` identify the target and the data in the manifest."""
-        self.folder, self.rows = folder, found.rows
-        self.reasons, self.cut = found.reasons, sum(found.cut.values())
-        self._rank, self._world = rank, world
+        self.folder = folder
+        self.rows = found.rows
+        self.reasons = found.reasons
+        self.cut = sum(found.cut.values())
+        self._rank = rank
+        self._world = world
         self.settings = capture_settings(target, name, chats, found, config, read_settings(folder))
         self.why_taps = why_taps(target.config, self.settings.taps)
         """A sentence that explains the choice of taps."""
@@ -234,7 +237,8 @@ class Capture:
 
     def _digest(self, plan: ShardPlan) -> str | None:
         """The hash that a finished shard declares; None if it is unfinished, or damaged and this process's to make."""
-        path, expected = self.folder / plan.file, self.settings.layout.shard_bytes(plan.size)
+        path = self.folder / plan.file
+        expected = self.settings.layout.shard_bytes(plan.size)
         digest = shard_digest(path, expected, self.settings.identity)
         if digest is None or not isinstance(path, Path) or plan not in self.plans[self._rank :: self._world]:
             return digest

@@ -75,8 +75,12 @@ class ConnectorStates:
 
         `explain` improves an error message with the server's log, which only the caller has, who started it.
         """
-        self._url, self._model, self._written, self._explain = url, model, tuple(written), explain
-        self._final_norm, self._target = final_norm, final_norm.target
+        self._url = url
+        self._model = model
+        self._written = tuple(written)
+        self._explain = explain
+        self._final_norm = final_norm
+        self._target = final_norm.target
         self._client = httpx.Client(timeout=PATIENCE, trust_env=False)
 
     def __enter__(self) -> ConnectorStates:

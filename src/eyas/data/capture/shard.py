@@ -72,8 +72,10 @@ def read_rows(
                 kept.append(row)
             else:
                 dropped += 1
-        found.rows[split], found.dropped[split] = kept, dropped
-        found.cut[split], found.lost[split] = cut, lost
+        found.rows[split] = kept
+        found.dropped[split] = dropped
+        found.cut[split] = cut
+        found.lost[split] = lost
     if context is not None and (longest is None or longest > context):
         _check_context(whole_lengths, context, chats)
     limits = [limit for limit in (longest, context) if limit is not None]
@@ -123,13 +125,16 @@ def cut_shards(splits: dict[str, list[TokenRow]], layout: ShardLayout, most_byte
 
 
 def _cut(split: str, rows: Sequence[TokenRow], layout: ShardLayout, most_bytes: int) -> Iterator[ShardPlan]:
-    first, total = 0, RowTotals(0, 0, 0)
+    first = 0
+    total = RowTotals(0, 0, 0)
     number = 0
     for i, row in enumerate(rows):
         grown = RowTotals(*(a + b for a, b in zip(total, size_of([row]), strict=True)))
         if i > first and layout.data_bytes(grown) > most_bytes:
             yield ShardPlan(_name(split, number), split, first, i, total)
-            number, first, grown = number + 1, i, size_of([row])
+            number = number + 1
+            first = i
+            grown = size_of([row])
         total = grown
     if first < len(rows):
         yield ShardPlan(_name(split, number), split, first, len(rows), total)
@@ -206,11 +211,13 @@ class ShardTensors:
 
 def traced_rows(source: StateSource, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:
     """The features of each row of a batch, encoded for storage, on the CPU."""
-    tokens, lengths = batch.tokens.to(source.device), batch.lengths.to(source.device)
+    tokens = batch.tokens.to(source.device)
+    lengths = batch.lengths.to(source.device)
     traced = source.trace(tokens, lengths, layout.taps)
     real = torch.arange(tokens.shape[1], device=source.device) < lengths.unsqueeze(1)  # [B, S]
     where = real if layout.final == "all" else taught(batch.loss_mask.to(source.device))
-    counts, final_counts = batch.lengths.tolist(), where.sum(1).tolist()
+    counts = batch.lengths.tolist()
+    final_counts = where.sum(1).tolist()
     states = traced.final[where]  # [F, Ht] of all rows, end to end
     taps = _split(encode_states(traced.taps[real], layout.states), counts) if layout.taps else None
     final = top = None

@@ -35,8 +35,11 @@ class CaptureWorker:
         version: str | None = None,
     ) -> None:
         """`target` describes what the source runs; `version` is that of the other engine, if one runs it."""
-        self._source, self._folder, self._settings = source, folder, settings
-        self._target, self._version = target, version
+        self._source = source
+        self._folder = folder
+        self._settings = settings
+        self._target = target
+        self._version = version
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -93,7 +96,8 @@ def capture_on(
     `advance` is called with the number of tokens done; it is negative for tokens that a dead worker had not stored.
     """
     missing = prepared.missing()
-    waiting, done = iter(missing), dict[Key, int]()
+    waiting = iter(missing)
+    done = dict[Key, int]()
 
     def take(number: int) -> list[Unit]:
         plans = islice(waiting, number)

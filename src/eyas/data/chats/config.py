@@ -13,7 +13,9 @@ from eyas.config import StrictModel
 from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
-_LEAST_HELD_OUT, _MOST_HELD_OUT, _MEASURED = 0.02, 0.1, 32
+_LEAST_HELD_OUT = 0.02
+_MOST_HELD_OUT = 0.1
+_MEASURED = 32
 """Bounds of the default held-out share, and the number of held-out chats it aims at, which is what a run measures."""
 NEAR = 0.8
 """Default minimum Jaccard similarity of near-duplicates."""

@@ -109,7 +109,9 @@ class NearDuplicates:
         `threshold` is the minimum Jaccard similarity of near-duplicates, `chat_at` reads the chat at an offset of the
         spool, and `evaluated` holds the evaluation questions.
         """
-        self._threshold, self._chat_at, self._bands = threshold, chat_at, _Bands(threshold)
+        self._threshold = threshold
+        self._chat_at = chat_at
+        self._bands = _Bands(threshold)
         self._offsets: dict[int, tuple[int, ...]] = {}  # band -> chats
         self._evaluated: dict[int, list[frozenset[str]]] = {}  # band -> questions
         for text in sorted(evaluated):

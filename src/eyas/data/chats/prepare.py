@@ -58,7 +58,8 @@ class CandidateChats:
     """Spool offsets of one source's chats, iterated in the order in which the blend draws them; 16 bytes per chat."""
 
     def __init__(self) -> None:
-        self._ranks, self._offsets = array("Q"), array("Q")
+        self._ranks = array("Q")
+        self._offsets = array("Q")
 
     def add(self, order: int, offset: int) -> None:
         """Add a chat whose line begins at byte `offset`; the blend draws the lowest `order` first."""
@@ -197,7 +198,9 @@ class ChatFitter:
         self._tokenizer = tokenizer = load_tokenizer(model)
         stops = _generation_stops(model)
         self._chats = ChatTokenizer(tokenizer, stops)
-        self._max_length, self._cut, self._min_answer_tokens = max_length, cut, min_answer_tokens
+        self._max_length = max_length
+        self._cut = cut
+        self._min_answer_tokens = min_answer_tokens
         decisive = (tokenizer.backend_tokenizer.to_str(), str(tokenizer.chat_template), str(stops))
         self.identity = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
         """Hash of the tokenizer, the chat template and the end tokens: all that decides how chats are rendered."""
@@ -303,7 +306,8 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progr
     """Run both passes, write the splits into `folder`, and return the report without its settings."""
     tallies = [SourceTally(source.name) for source in config.sources]
     sides = {name: SplitTally() for name in SPLITS}
-    evaluations, threshold = Evaluations(config.exclude), config.near_threshold
+    evaluations = Evaluations(config.exclude)
+    threshold = config.near_threshold
     weighted = any(source.weight is not None for source in config.sources)
     spool_file = folder / "spool.jsonl"
     with spool_file.open("wb+") as spool, ExitStack() as files:

@@ -109,7 +109,8 @@ def _sharegpt(row: Record) -> ParsedChat:
     number, answered = 0, 0
     names: list[str] = []
     for turn in _listed(turns, "conversations"):
-        said, value = turn.get("from"), _text(turn.get("value"))
+        said = turn.get("from")
+        value = _text(turn.get("value"))
         role = _role(said, _SHAREGPT)
         if said == "function_call":
             calls = [_call(call) for call in _listed(_decoded(value or ""), "function_call", one=True)]
@@ -342,7 +343,8 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
     except UnicodeEncodeError as error:
         raise RowError(BROKEN_TEXT, "the row contains a lone surrogate (half a character)") from error
     chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
-    tokens, answers = row.value.get("tokens"), row.value.get("answers")
+    tokens = row.value.get("tokens")
+    answers = row.value.get("answers")
     if tokens is None or answers is None:
         return chat
     try:

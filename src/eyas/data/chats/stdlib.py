@@ -132,7 +132,8 @@ def _completion(name: str, node: FunctionNode, text: str) -> Iterator[Chat]:
     # The prompt starts at `def`, without decorators, as in public code benchmarks.
     lines = textwrap.dedent("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])).splitlines()
     cut = head_end - (node.lineno - 1)
-    head, tail = "\n".join(lines[:cut]), "\n".join(lines[cut:])
+    head = "\n".join(lines[:cut])
+    tail = "\n".join(lines[cut:])
     if not head.startswith(("def ", "async def ")) or not tail.strip():
         return
     if len(tail.splitlines()) not in BODY_LINES or len(tail) > BODY_CHARS or len(head) > PROMPT_CHARS:

@@ -220,7 +220,8 @@ class EndpointAnswerer:
         self._url = url.rstrip("/").removesuffix(PATH)
         if not self._url.startswith(("http://", "https://")):
             raise UsageError(f"the endpoint {url!r} is not a URL: give it as http://HOST:PORT/v1")
-        self._completions, self._connection = completions, connection
+        self._completions = completions
+        self._connection = connection
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     @property
@@ -349,7 +350,8 @@ def write_batch(
                     )
                 if not written or written[-1].requests == most_requests or size + len(line) > most_bytes:
                     written.append(BatchFile(_unused(path, len(written) + 1), 0))
-                    file, size = staged.open(written[-1].path, "wb"), 0
+                    file = staged.open(written[-1].path, "wb")
+                    size = 0
                 file.write(line)
                 size += len(line)
                 written[-1] = BatchFile(written[-1].path, written[-1].requests + 1)

@@ -46,7 +46,8 @@ class OpenChats:
     """Hands out the questions of all chats that the journal doesn't answer, and takes back their entries."""
 
     def __init__(self, chats: Iterable[OpenChat], journal: Journal) -> None:
-        self._chats, self._journal = iter(chats), journal
+        self._chats = iter(chats)
+        self._journal = journal
         self._in_flight: dict[str, OpenChat] = {}
         self._next: deque[Question] = deque()
         self.settled = 0
@@ -106,7 +107,8 @@ class Rewrite:
     """
 
     def __init__(self, chat: Chat, rule: RewriteRule) -> None:
-        self._original, self._rule = chat, rule
+        self._original = chat
+        self._rule = rule
         self._said: list[Message] = []
         self._ahead = deque(chat.messages)
         self._replaced: tuple[ToolCall, ...] = ()

@@ -234,7 +234,8 @@ class CircuitBreaker:
         """Count a reply. Raises EndpointError when the run should stop."""
         entry = reply.entry
         if isinstance(entry, Answer):
-            self._answered, self._outages = True, 0
+            self._answered = True
+            self._outages = 0
         elif entry.outage:
             self._outages += 1
             if self._outages >= OUTAGES:
@@ -295,7 +296,8 @@ def answer_all(
     watch: Callable[[RegenerationProgress], None],
 ) -> None:
     """Ask questions until every chat is written or has failed; `tally.settled` is increased from its present value."""
-    work, before = OpenChats(chats, journal), tally.settled
+    work = OpenChats(chats, journal)
+    before = tally.settled
     breaker = CircuitBreaker(journal.answered)
     with closing(answerer.answers(work.take)) as replies:
         for reply in replies:

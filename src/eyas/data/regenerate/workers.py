@@ -34,7 +34,9 @@ class EngineAnswerer:
             raise UsageError("answers must be the target's own: regenerate with a lossless engine")
         if not getattr(engine.tokenizer, "chat_template", None):
             raise UsageError("the target's tokenizer has no chat template, so it can't answer chats")
-        self._engine, self._params, self._max_length = engine, params, max_length
+        self._engine = engine
+        self._params = params
+        self._max_length = max_length
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -127,7 +127,9 @@ class Shard:
         wanted = {name: spec.shape for name, spec in layout.tensors(size).items()}
         if {name: tuple(t.shape) for name, t in tensors.items()} != wanted:
             raise StoreError(f"the tensors in {path} differ from those in the manifest; {RECAPTURE}")
-        self.path, self._tensors, self._layout = path, tensors, layout
+        self.path = path
+        self._tensors = tensors
+        self._layout = layout
         lengths = tensors["lengths"].numpy()
         if int(lengths.sum()) != size.tokens:
             raise StoreError(f"{path} is damaged: its lengths don't add up to {size.tokens:,} tokens; {RECAPTURE}")

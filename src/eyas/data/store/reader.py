@@ -36,7 +36,8 @@ class FeatureStore:
     """An open store. Rows are numbered through all splits, in the order of the shards in the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+        self.folder = folder
+        self.manifest = manifest
         self.settings = manifest.settings
         self.layout = manifest.settings.layout
         self._first = list(accumulate((shard.rows for shard in manifest.shards), initial=0))
@@ -77,9 +78,11 @@ class FeatureStore:
         """Raise StoreError unless the states are this target's; a partly loaded one is compared by its parts."""
         facts = self.settings.target
         if len(target.layers) < target.num_layers:
-            found, wanted = embedding_head_fingerprint(target.model, target.layers), facts.ends
+            found = embedding_head_fingerprint(target.model, target.layers)
+            wanted = facts.ends
         else:
-            found, wanted = fingerprint(target.model), facts.fingerprint
+            found = fingerprint(target.model)
+            wanted = facts.fingerprint
         if (found, target.num_layers) != (wanted, facts.layers):
             raise StoreError(
                 f"{self.folder} was captured from another target: {facts.name}, {facts.layers} layers, fingerprint "
@@ -172,7 +175,9 @@ class HybridSource:
         store.check_target(target)
         target.check_taps(taps)
         self._rows = _StoredRows(store, batches, taps)
-        self._target, self._taps, self._layout = target, tuple(taps), store.layout
+        self._target = target
+        self._taps = tuple(taps)
+        self._layout = store.layout
 
     def __call__(self, number: int) -> FeatureBatch:
         members = self._rows.batches.members(number)
@@ -207,7 +212,8 @@ class _StoredRows:
 
     def __init__(self, store: FeatureStore, batches: ChatBatches, taps: Sequence[int]) -> None:
         store.check_taps(taps)
-        self.batches, self._store = batches, store
+        self.batches = batches
+        self._store = store
         self.row_numbers = [store.find(row, batches.longest) for row in batches.rows]
         """Each chat's number in the store; None if the store lacks it."""
         columns = [store.served_taps.index(k) for k in taps]

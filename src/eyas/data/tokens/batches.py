@@ -54,7 +54,8 @@ class ChatBatches:
     def __init__(
         self, rows: Sequence[TokenRow], budget: int, longest: int, seed: int, segments: SegmentConfig | None = None
     ) -> None:
-        self.rows, self.longest = list(rows), longest
+        self.rows = list(rows)
+        self.longest = longest
         self.segments = [
             part for chat, row in enumerate(rows) for part in _cut(chat, len(row.tokens), longest, segments)
         ]
@@ -95,7 +96,8 @@ class ChatBatches:
 
     def _row(self, member: int, whole: bool = False) -> TokenRow:
         chat, start, stop, counted = self.segments[member]
-        row, start = self.rows[chat], 0 if whole else start
+        row = self.rows[chat]
+        start = 0 if whole else start
         counts = np.arange(start, min(stop, len(row.tokens))) >= counted
         return TokenRow(row.tokens[start:stop], row.loss_mask[start:stop] & counts, row.id)
 

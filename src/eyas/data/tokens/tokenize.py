@@ -46,7 +46,8 @@ class MarkedChat:
 
     def __init__(self, template: ChatTemplate, turns: Sequence[Turn], tools: Tools) -> None:
         """Render both; RowError if the template doesn't treat the marked text like the plain one."""
-        self._template, self._tools = template, tools
+        self._template = template
+        self._tools = tools
         self.turns = turns
         self.text = template.render(turns, tools)
         if _MARK.search(self.text):
@@ -341,7 +342,8 @@ class ChatTokenizer:
         """
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
             raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")
-        turns, tools = self.template.turns(chat.messages), list(chat.tools) if chat.tools else None
+        turns = self.template.turns(chat.messages)
+        tools = list(chat.tools) if chat.tools else None
         first = before_first_question(chat.messages)
         texts = self._control.break_up_turns(turns), self._control.break_up(tools)
         if texts == (turns, tools):

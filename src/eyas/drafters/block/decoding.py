@@ -53,7 +53,8 @@ class BlockProposer(Proposer):
 
     def __init__(self, network: BlockNetwork) -> None:
         super().__init__(network)
-        native, self.decoder = self.decoder, None
+        native = self.decoder
+        self.decoder = None
         if native is not None:
             with inputs_as_floats(network, native):
                 expected = [self._trial(count) for count in _TRIAL_PAIRS]
@@ -70,7 +71,9 @@ class BlockProposer(Proposer):
     @inference
     def _trial(self, count: int) -> Tensor:
         """The states of two rows' blocks after the first row has read `count` pairs and the second `count` - 1."""
-        pairs, rows, config = NetworkPairs(self.network), range(2), self.network.config
+        pairs = NetworkPairs(self.network)
+        rows = range(2)
+        config = self.network.config
         pairs.resize(2)
         shape = 2, count, config.tap_count, config.target_hidden_size
         taps = torch.linspace(-3.0, 5.0, math.prod(shape), device=pairs.device).cos().to(self.network.dtype).view(shape)
@@ -82,7 +85,9 @@ class BlockProposer(Proposer):
 
     def run_block(self, pairs: NetworkPairs, rows: range, within: Within | None = None) -> Block:
         """Run each row's next block: its last token, then masked slots."""
-        config, cache, chosen = self.network.config, pairs.cache, slice(rows.start, rows.stop)
+        config = self.network.config
+        cache = pairs.cache
+        chosen = slice(rows.start, rows.stop)
         last = pairs.last[chosen] - 1
         anchors = last[:, 1:].clamp(min=0)
         before = last[:, :1].where(last[:, :1] >= 0, anchors)
@@ -101,7 +106,8 @@ class BlockProposer(Proposer):
     def _run_modules(
         self, cache: SlotCache, rows: range, end: int | None, lengths: Tensor, tokens: Tensor
     ) -> tuple[Tensor]:
-        network, steps = self.network, torch.arange(tokens.shape[1], device=tokens.device)
+        network = self.network
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
         every = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
         anchors = lengths.unsqueeze(1)
         positions = anchors + steps
@@ -142,7 +148,8 @@ class BlockProposer(Proposer):
 
             def store(layer: int, keys: Tensor, values: Tensor) -> None:
                 if layout is not None:
-                    keys, values = layout.pad_heads(keys), layout.pad_heads(values)
+                    keys = layout.pad_heads(keys)
+                    values = layout.pad_heads(values)
                 cache.write(layer, keys, values, staging)
 
             self.network.read(context, positions if layout is None else layout.gather(positions), store)
@@ -155,9 +162,12 @@ class BlockLevels:
     """The levels of one draft, all guessed by one block."""
 
     def __init__(self, network: BlockNetwork, block: Block, depth: int) -> None:
-        self._network, self._block = network, network.begin(block)
+        self._network = network
+        self._block = network.begin(block)
         self._logits = network.logits(self._block.guesses(depth))  # [R, D, Vd]
-        self._slot, self._tokens = -1, self._block.known[:, 1:]  # [R, W]
+        # [R, W]
+        self._slot = -1
+        self._tokens = self._block.known[:, 1:]
         self._memory: Tensor | None = None  # [R, W, m]
 
     @property
@@ -181,7 +191,9 @@ class BlockLevels:
 
     def _after(self) -> Tensor:
         self._slot += 1
-        network, block, logits = self._network, self._block, self._logits[:, self._slot : self._slot + 1]
+        network = self._network
+        block = self._block
+        logits = self._logits[:, self._slot : self._slot + 1]
         latent, self._memory = network.follow(block, self._slot, self._tokens, self._memory)
         return logits if latent is None else network.corrected(logits, latent)
 
@@ -202,7 +214,8 @@ class ParallelProposer(Proposer):
     def masked_states(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Tensor:
         """The states [R, D, H] that the head reads in each row's next `depth` slots."""
         known = pairs.normed[rows.start : rows.stop].unsqueeze(1)
-        count, more = len(rows), depth - 1
+        count = len(rows)
+        more = depth - 1
         if not more:
             return known
         tokens = torch.full((count, more), self._masked.token, device=known.device)
@@ -216,7 +229,8 @@ class _SlotLevels:
     sure: Tensor | None = None
 
     def __init__(self, logits: Tensor) -> None:
-        self._logits, self._slot = logits, 0
+        self._logits = logits
+        self._slot = 0
 
     def first(self) -> Tensor:
         """The logits [R, 1, Vd] of what follows the roots."""

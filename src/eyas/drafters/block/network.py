@@ -226,7 +226,9 @@ class BlockNetwork(DraftNetwork):
 
         Returns states and latents concatenated, [R, D, H + M]; states alone if nothing is corrected.
         """
-        states, memory, latents = block.guesses(tokens.shape[1]), None, []
+        states = block.guesses(tokens.shape[1])
+        memory = None
+        latents = []
         for slot, token in enumerate(tokens.unbind(1)):
             latent, memory = self.follow(block, slot, token.unsqueeze(1), memory)
             if latent is None:

@@ -38,7 +38,8 @@ def read_rope(fields: Fields) -> dict[str, Any]:
 
     Raises ConfigError for what eyas doesn't compute.
     """
-    new, old = fields.take("rope_parameters", dict), fields.take("rope_scaling", dict)
+    new = fields.take("rope_parameters", dict)
+    old = fields.take("rope_scaling", dict)
     rope = dict(new or old or {})
     flat = fields.values.pop("rope_theta", None)
     if rope.get("rope_theta") is None:
@@ -61,7 +62,8 @@ def read_rope(fields: Fields) -> dict[str, Any]:
 
 
 def _check(rope: dict[str, Any], fields: Fields) -> None:
-    kind, where = rope["rope_type"], fields.where
+    kind = rope["rope_type"]
+    where = fields.where
     for key in sorted(set(rope) - _KNOWN):
         if key not in fields.overlook:
             raise ConfigError(f"{where}: unknown key {key} in the RoPE section: eyas can't tell what it changes")
@@ -115,7 +117,8 @@ def read_decoder(fields: Fields) -> None:
 
 def read_grouped_heads(fields: Fields) -> None:
     """Fill in the head size and the number of key-value heads if they are missing."""
-    heads, size = fields.values.get("num_attention_heads"), fields.values.get("hidden_size")
+    heads = fields.values.get("num_attention_heads")
+    size = fields.values.get("hidden_size")
     if isinstance(heads, int) and heads > 0 and isinstance(size, int):
         if not fields.values.get("head_dim"):
             fields.values.pop("head_dim", None)

@@ -124,7 +124,8 @@ def _tensors(layout: TensorLayout, name: str) -> tuple[str, ...]:
 
 def _check_model(opened: Gguf, target: Target) -> Any:
     """The config of the model that a file's heads draft for. Raises DrafterMismatchError if that isn't the target."""
-    config, theirs = Model.read(opened).config(), target.config
+    config = Model.read(opened).config()
+    theirs = target.config
     different = [
         f"{what} {ours!r}, and the target's is {other!r}"
         for what, ours, other in (

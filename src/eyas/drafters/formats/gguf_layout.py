@@ -25,7 +25,9 @@ LAYERS = "target_layers"
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor [D / 2] of divisors of the frequencies, for llama3 scaling."""
 
-PROVENANCE, ROPE, TREE = "eyas.provenance", "eyas.rope_parameters", "eyas.default_tree"
+PROVENANCE = "eyas.provenance"
+ROPE = "eyas.rope_parameters"
+TREE = "eyas.default_tree"
 """Additional keys that eyas writes; llama.cpp ignores them."""
 
 SIZES = {
@@ -113,7 +115,8 @@ class GgufLayout:
 
     def read(self, file: Gguf) -> RawCheckpoint:
         """Open a checkpoint of this architecture without reading weights. Raises CheckpointError and ConfigError."""
-        path, prefix = file.path, f"{self.architecture}."
+        path = file.path
+        prefix = f"{self.architecture}."
         if file.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(f"{path} is one of several parts: join them with llama-gguf-split --merge")
         own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -300,7 +303,10 @@ _NORMED_LAYER = _LAYER | {
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
-_HEAD, _EMBEDDING, _MARKOV, _CONFIDENCE = "output.weight", "token_embd.weight", "markov_w1.weight", "conf_proj.weight"
+_HEAD = "output.weight"
+_EMBEDDING = "token_embd.weight"
+_MARKOV = "markov_w1.weight"
+_CONFIDENCE = "conf_proj.weight"
 _SELECTOR = "selector_hidden.weight"
 _DFLASH_TENSORS = {
     "fc.weight": "fc.weight",
@@ -327,7 +333,9 @@ EXACT = "_conv_base"
 """How the names of tensors end that llama.cpp adds to float32 values: they are float32 in files of any type."""
 MASK = "tokenizer.ggml.mask_token_id"
 """The key of the token whose embedding fills the slots after the anchor."""
-CAUSAL, WINDOW, PATTERN = "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern"
+CAUSAL = "attention.causal"
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
 """The keys of what slots see: whether only earlier slots, how far back, and in which layers that is so."""
 _SECTIONS = "rope.dimension_sections"
 _ANCHOR, _CONFIDENT = "sample_from_anchor", "has_confidence_head"
@@ -349,7 +357,8 @@ def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
         if window or (pattern is not None and any(pattern)):
             raise ConfigError(f"{where}: {WINDOW} and {PATTERN} need each other: one is missing")
         return said
-    layers, block = own.get("block_count"), own.get("block_size")
+    layers = own.get("block_count")
+    block = own.get("block_size")
     if type(window) is not int or not isinstance(pattern, list) or len(pattern) != layers:
         raise ConfigError(
             f"{where}: {PATTERN} must say of each of the {layers} layers whether it has {WINDOW} {window}"
@@ -392,7 +401,8 @@ def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, A
     config: dict[str, Any] = {"model_type": "qwen3", "taps": read_boundaries(own, where)}
     config["mask_token_id"] = file.metadata.get(MASK)
     config |= _windows(own, where)
-    markov, confidence = file.tensors.get(_MARKOV), file.tensors.get(_CONFIDENCE)
+    markov = file.tensors.get(_MARKOV)
+    confidence = file.tensors.get(_CONFIDENCE)
     if markov is None and own.get(_ANCHOR, False) is not False:
         raise ConfigError(f"{where}: {_ANCHOR} is true, but llama.cpp's DFlash blocks begin with a known token")
     selector = _selector(file, own, where)
@@ -428,7 +438,8 @@ _OF_KINDS = "attention.head_count_kv"
 
 def _assistant_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
     """The layers' types and heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
-    layers, pattern = own.get("block_count"), own.get(PATTERN)
+    layers = own.get("block_count")
+    pattern = own.get(PATTERN)
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
         raise ConfigError(f"{where}: {PATTERN} must say for each of {layers} layers whether it has a window")
     if own.get("nextn_predict_layers") != layers:

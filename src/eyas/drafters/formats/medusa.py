@@ -113,14 +113,16 @@ def _from_tensors(fields: Fields, tensors: Mapping[str, Any]) -> None:
     """Take counts and sizes from tensor names and shapes; add a doubt if config.json contradicts them."""
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]
     for key, group, what in ((HEADS, 1, "heads"), (LAYERS, 2, "layers a head")):
-        found, said = len({match[group] for match in blocks}), fields.values.get(key)
+        found = len({match[group] for match in blocks})
+        said = fields.values.get(key)
         if found and said not in (None, found):
             name = _PUBLISHED[key] if _PUBLISHED[key] in fields.raw else key
             fields.doubts.append(f"{name} says {said} {what}, the file has tensors of {found}: all {found} are read")
         if found:
             fields.values[key] = found
     fields.values["medusa_fc_bias"] = any(match.string.endswith(".bias") for match in blocks)
-    head, layer = tensors.get(_FIRST), tensors.get("blocks.0.layers.0.weight")
+    head = tensors.get(_FIRST)
+    layer = tensors.get("blocks.0.layers.0.weight")
     fields.values["head"] = "shared" if head is None else "own"
     if head is not None and len(head.shape) == 2:
         fields.default("draft_vocab_size", head.shape[0])

@@ -38,7 +38,8 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     file = gguf_in(path)
     if file is not None:
         return open_gguf(file)
-    config, where = read_json(path / CONFIG), str(path / CONFIG)
+    config = read_json(path / CONFIG)
+    where = str(path / CONFIG)
     if (path / _MASK_EMBEDDING).exists():
         raise CheckpointError(
             f"{path} has a {_MASK_EMBEDDING}, which replaces the mask token's embedding: eyas reads only drafters "

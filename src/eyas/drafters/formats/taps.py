@@ -76,7 +76,8 @@ def _is_number(value: Any) -> bool:
 
 def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple[int, ...]:
     """The boundaries that the numbers under the common key mean, which depends on the project that wrote the file."""
-    n, shifted = fields.layers, tuple(k + 1 for k in ids)
+    n = fields.layers
+    shifted = tuple(k + 1 for k in ids)
     if nested_only and _usual(shifted, n):
         fields.convention = OUTPUTS
         fields.notes.append(

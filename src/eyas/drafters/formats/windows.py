@@ -80,7 +80,8 @@ def _read(fields: Fields, every: bool, size: int | None) -> dict[str, Any]:
 
 def _take(fields: Fields, nested: dict[str, Any], key: str, kind: type, section: str) -> Any:
     """A key of the section, else of the top level. Raises ConfigError if they differ, or for another type."""
-    inside, top = nested.pop(key, None), fields.take(key, kind)
+    inside = nested.pop(key, None)
+    top = fields.take(key, kind)
     if inside is None:
         return top
     if not isinstance(inside, kind) or isinstance(inside, bool) is not (kind is bool):

@@ -85,7 +85,8 @@ class TargetBlock(nn.Module):
         """Create the layer. Raises UnsupportedModelError if its attention can't run as a drafter's."""
         super().__init__()
         AttentionInterface.register(_ATTENTION, _attention)
-        cls, index = type(target.layers[-1]), target.num_layers
+        cls = type(target.layers[-1])
+        index = target.num_layers
         kinds: Sequence[str] | None = getattr(target.config, "mtp_layers_block_type", None)
         config = _longer(target.config, kinds)
         rotary: Any = getattr(text_decoder(target.model), "rotary_emb", None)
@@ -347,7 +348,8 @@ def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
 def _adds_one(layer: nn.Module) -> bool:
     """Whether the norms of a target's layer scale by 1 + their weights, as Gemma's and Qwen3-Next's do."""
     norm = next(part for name, part in layer.named_modules() if name.endswith("norm"))
-    ones, zeros = copy.deepcopy(norm), copy.deepcopy(norm)
+    ones = copy.deepcopy(norm)
+    zeros = copy.deepcopy(norm)
     ones.weight.fill_(1.0)
     zeros.weight.fill_(0.0)
     x = torch.linspace(-3, 5, norm.weight.numel(), device=norm.weight.device, dtype=norm.weight.dtype).cos()
@@ -418,7 +420,8 @@ class CascadeProposer(Proposer):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         cache = pairs.cache
         if layout is not None:  # outputs are shifted by one token within each row
-            tokens, hidden = layout.pad(tokens), layout.pad(hidden)
+            tokens = layout.pad(tokens)
+            hidden = layout.pad(hidden)
         lengths = device_lengths(cache, rows, tokens.device)
         steps = torch.arange(width, device=tokens.device)
         positions = lengths.unsqueeze(1) + steps  # [R, Q]
@@ -442,7 +445,8 @@ class CascadeProposer(Proposer):
 
     def _before(self, cache: SlotCache, rows: range, lengths: Tensor) -> list[Tensor]:
         """The K - 1 outputs [R, H] at each row's last committed pair; undefined and unseen for empty rows."""
-        count, size = len(self.network.steps) - 1, self.network.config.hidden_size // 2
+        count = len(self.network.steps) - 1
+        size = self.network.config.hidden_size // 2
         nothing = torch.zeros(len(rows), count, 0, size, dtype=self.network.dtype, device=lengths.device)
         views = cache.write(count + 1, nothing, nothing, Staging(rows, *(max(1, cache.start(rows)),) * 2, None))
         last = (lengths - 1).clamp(min=0).view(-1, 1, 1, 1).expand(-1, count, 1, size)
@@ -452,7 +456,8 @@ class CascadeProposer(Proposer):
     def run_level(
         self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
-        modules, last = self.network.in_order, len(self.network.steps) - 1
+        modules = self.network.in_order
+        last = len(self.network.steps) - 1
         outputs = list(fed.chunk(len(modules), dim=-1))  # [R, W, H] each
         above = [outputs[0], *outputs[:-1]] if stage.level < last else outputs
         first = min(stage.level + 1, last)

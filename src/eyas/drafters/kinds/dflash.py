@@ -92,7 +92,8 @@ def block_kind(
 
     The first architecture is the one that is written.
     """
-    read, write = partial(read_block, config, name), partial(write_block, next(iter(architectures)), ())
+    read = partial(read_block, config, name)
+    write = partial(write_block, next(iter(architectures)), ())
     given = {"read": read, "write": write, "proposer": BlockProposer, "loss": BLOCK_LOSS, **more}
     return Kind(name, config, network, architectures=frozenset(architectures), **given)
 

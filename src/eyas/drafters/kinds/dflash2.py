@@ -88,7 +88,8 @@ class ConvolvedLayer(DecoderLayer):
 
     def __init__(self, config: ConvolvedConfig, index: int, attention: Attention) -> None:
         super().__init__(config, index, attention)
-        self.attention_conv, self.mlp_conv = Convolution(config), Convolution(config)
+        self.attention_conv = Convolution(config)
+        self.mlp_conv = Convolution(config)
 
     def forward(self, hidden: Tensor, rope: Rope, attend: Attend) -> Tensor:
         x = self.input_layernorm(hidden)

@@ -106,7 +106,9 @@ class FusedTapsNetwork(DraftNetwork):
 
     def __init__(self, config: FusedTapsConfig) -> None:
         super().__init__(config)
-        size, taps, eps = config.hidden_size, config.num_aux_hidden_states, config.rms_norm_eps
+        size = config.hidden_size
+        taps = config.num_aux_hidden_states
+        eps = config.rms_norm_eps
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, eps=eps) for _ in range(taps))
         if config.norm_before_fc:

@@ -165,7 +165,8 @@ def _refuse_targets_parts(fields: Fields) -> None:
         fields.ignore(key, "about targets")
     if fields.values.pop("use_bidirectional_attention", None) not in (None, "vision"):
         raise ConfigError(f"{fields.where}: use_bidirectional_attention is set, but the target reads one way")
-    shared, layers = fields.values.pop("num_kv_shared_layers", None), fields.values.get("num_hidden_layers")
+    shared = fields.values.pop("num_kv_shared_layers", None)
+    layers = fields.values.get("num_hidden_layers")
     if shared not in (None, 0, layers):
         raise ConfigError(f"{fields.where}: num_kv_shared_layers {shared}: all of its {layers} layers read the target")
 
@@ -237,7 +238,8 @@ def write(config: AssistantConfig) -> dict[str, Any]:
         "model_type": "gemma4_text", "attention_k_eq_v": True, "num_kv_shared_layers": config.num_hidden_layers,
         **_ABSENT, "vocab_size_per_layer_input": 0,
     }  # fmt: skip
-    centroids, most = values.pop("num_centroids", None), values.pop("centroid_intermediate_top_k")
+    centroids = values.pop("num_centroids", None)
+    most = values.pop("centroid_intermediate_top_k")
     ordered = {} if centroids is None else {"num_centroids": centroids, "centroid_intermediate_top_k": most}
     made: dict[str, Any] = {
         "model_type": _MODEL_TYPE, "architectures": ["Gemma4AssistantForCausalLM"],
@@ -256,7 +258,8 @@ class AssistantAttention(nn.Module):
 
     def __init__(self, config: AssistantConfig, kind: str) -> None:
         super().__init__()
-        self.kind, self.head_dim = kind, config.shared_shape(kind).size
+        self.kind = kind
+        self.head_dim = config.shared_shape(kind).size
         size = config.num_attention_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, size, bias=config.attention_bias)
         self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -275,9 +278,12 @@ class AssistantLayer(nn.Module):
     def __init__(self, config: AssistantConfig, kind: str) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn, self.mlp = AssistantAttention(config, kind), MLP(config)
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
-        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
+        self.self_attn = AssistantAttention(config, kind)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(size, eps=eps)
+        self.post_attention_layernorm = RMSNorm(size, eps=eps)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps=eps)
+        self.post_feedforward_layernorm = RMSNorm(size, eps=eps)
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, ropes: Mapping[str, Rope], look: Look) -> Tensor:
@@ -357,11 +363,13 @@ class AssistantNetwork(DraftNetwork):
         """
         if not isinstance(target, Passes):
             raise UnsupportedModelError("an assistant reads its target's cache: it needs the whole target")
-        sources, config = target.last_layers(), self.config
+        sources = target.last_layers()
+        config = self.config
         theirs = getattr(target.config, "rope_parameters", None) or {}
         wrong = []
         for kind in sorted(set(config.layer_types)):
-            shape, rope = config.shared_shape(kind), config.rope_parameters
+            shape = config.shared_shape(kind)
+            rope = config.rope_parameters
             rope = rope if kind == FULL else config.sliding_rope_parameters
             if kind not in sources:
                 wrong.append(f"it reads the keys of a {kind} layer, and the target has none")
@@ -413,12 +421,14 @@ class AssistantLevels:
     sure: Tensor | None = None
 
     def __init__(self, network: AssistantNetwork, pairs: NetworkPairs, rows: range) -> None:
-        cache, chosen = pairs.target, slice(rows.start, rows.stop)
+        cache = pairs.target
+        chosen = slice(rows.start, rows.stop)
         if cache is None:
             raise InvariantError("an assistant drafts from its target's cache, and was given none")
         known = cache.lengths[chosen]
         lengths = to_device(known, cache.device).unsqueeze(1)  # [R, 1]
-        end, window = max(1, *known), network.config.sliding_window
+        end = max(1, *known)
+        window = network.config.sliding_window
         first = {FULL: 0, SLIDING: max(0, min(known) - 1 - window)}
         self._keys: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         for kind, layer in network.sources.items():
@@ -428,7 +438,8 @@ class AssistantLevels:
             if kind == SLIDING:
                 seen = seen & (columns >= (lengths - 1 - window).clamp(min=0))
             self._keys[kind] = *cache.columns(layer, rows, first[kind], end), seen[:, None, None]
-        self._network, self._positions = network, lengths
+        self._network = network
+        self._positions = lengths
         self._fed = pairs.fed[chosen].unsqueeze(1)  # [R, W, B]
         self._roots = (pairs.last[chosen, 1:] - 1).clamp(min=0)
 

@@ -76,10 +76,14 @@ class LatentAttention(nn.Module):
 
     def __init__(self, config: MlaConfig, width: int) -> None:
         super().__init__()
-        self.heads, self.latent = config.num_attention_heads, config.kv_lora_rank
-        self.plain, self.rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.heads = config.num_attention_heads
+        self.latent = config.kv_lora_rank
+        self.plain = config.qk_nope_head_dim
+        self.rotated = config.qk_rope_head_dim
         self.interleaved = config.rope_interleave
-        q_size, bias, eps = self.heads * (self.plain + self.rotated), config.attention_bias, config.rms_norm_eps
+        q_size = self.heads * (self.plain + self.rotated)
+        bias = config.attention_bias
+        eps = config.rms_norm_eps
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(width, q_size, bias=False)
         else:
@@ -136,7 +140,8 @@ class MlaNetwork(FusedTapsNetwork):
 
 def yarn_mscale(rope: dict[str, object]) -> float:
     """How much YaRN sharpens the attention; it enters the scale squared (once for queries, once for keys)."""
-    factor, weight = rope.get("factor"), rope.get("mscale_all_dim")
+    factor = rope.get("factor")
+    weight = rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not isinstance(factor, int | float) or factor <= 1:
         return 1.0
     return 0.1 * weight * log(factor) + 1.0 if isinstance(weight, int | float) and weight else 1.0

@@ -62,7 +62,8 @@ class MtpModule(DraftNetwork):
     def __init__(self, config: MtpModuleConfig) -> None:
         super().__init__(config)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.enorm, self.hnorm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
+        self.enorm = RMSNorm(size, eps=eps)
+        self.hnorm = RMSNorm(size, eps=eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         self.norm = RMSNorm(size, eps=eps)
 

@@ -60,7 +60,8 @@ class SharedVocabulary:
 
     def __init__(self, target: Any, own: Any, target_size: int, own_size: int, device: torch.device) -> None:
         """From the tokenizers of a `target` and of a draft model, whose heads have the given sizes."""
-        self._target, self._own = target, own
+        self._target = target
+        self._own = own
         theirs, ours = (token_bytes(tokenizer) for tokenizer in (target, own))
         own_of = {content: token for token, content in reversed(ours.items()) if token < own_size}
         self._shared = {
@@ -69,7 +70,8 @@ class SharedVocabulary:
             if token < target_size and content in own_of
         }
         for mark in ("bos_token_id", "eos_token_id"):
-            token, mine = getattr(target, mark), getattr(own, mark)
+            token = getattr(target, mark)
+            mine = getattr(own, mark)
             if token is not None and mine is not None and token < target_size and mine < own_size:
                 self._shared.setdefault(token, mine)
         self.target_ids: Tensor = torch.tensor(list(self._shared), dtype=torch.int64, device=device)
@@ -153,7 +155,8 @@ class Guesses(NamedTuple):
 
     def path(self, row: int, text: Sequence[int]) -> list[int]:
         """The columns of the guesses that are the beginning of `text`."""
-        found, above = list[int](), -1
+        found = list[int]()
+        above = -1
         columns = {key: at for at, key in enumerate(zip(self.parents[row], self.tokens[row], strict=True))}
         for token in text:
             at = columns.get((above, token))
@@ -218,7 +221,8 @@ class SmallLmPairs(TokenPairs[_Text]):
     @inference
     def append(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
         super().append(rows, next_tokens, counts)
-        guesses, self.guesses = self.guesses, None
+        guesses = self.guesses
+        self.guesses = None
         if guesses is None or guesses.rows != rows:
             return
         paths = list[list[int]]()
@@ -236,12 +240,15 @@ class SmallLmPairs(TokenPairs[_Text]):
         return max(0, self.length(slot) - self._read(slot))
 
     def save(self, slot: int, start: int, stop: int) -> SavedReading:
-        own, between = self[slot], min(max(self._read(slot), start), stop)
+        own = self[slot]
+        between = min(max(self._read(slot), start), stop)
         columns = self.cache.copy_out(slot, own.end(start), own.end(between))
         return SavedReading(own.tokens[start + 1 : stop + 1], between - start, columns)
 
     def load(self, slot: int, saved: SavedReading, count: int) -> None:
-        own, start, read = self[slot], self.length(slot), min(count, saved.read)
+        own = self[slot]
+        start = self.length(slot)
+        read = min(count, saved.read)
         super().load(slot, saved, count)
         if read:
             own.write()
@@ -294,13 +301,15 @@ class SmallLmDrafter(HistoryDrafter):
         among = None if all(grown) else grown
         native = self.model.native
         if native is not None and self.model.head_is_linear:
-            search, warp = spec.search(len(rows), among), coupling.warp()
+            search = spec.search(len(rows), among)
+            warp = coupling.warp()
             if search is not None and warp is not None:
                 found = beam_search(native, self.pairs.cache, rows, search, Roots(final), self._choices, warp)
                 self.pairs.guesses = Guesses(rows, lengths, *self._searched(found))
                 return search.finish(found)
         growth = spec.start(len(rows), self._device, among)
-        levels, logits = StagedLevels(self.model, self.pairs.cache, rows), self.model.head(final).unsqueeze(1)
+        levels = StagedLevels(self.model, self.pairs.cache, rows)
+        logits = self.model.head(final).unsqueeze(1)
         for level in range(spec.depth):
             if self.shared is not None:
                 logits = logits.index_select(2, self.shared.draft_ids)
@@ -343,13 +352,15 @@ class SmallLmDrafter(HistoryDrafter):
 
     def _can_read(self, slot: int) -> bool:
         """Whether a slot has text, and it fits the model's context."""
-        history, longest = self.pairs[slot], self.model.max_length
+        history = self.pairs[slot]
+        longest = self.model.max_length
         history.write()
         return bool(history.text) and (longest is None or len(history.text) < longest)
 
     def _read(self, rows: range, wanted: Sequence[bool]) -> Tensor:
         """Read all unread text of the `wanted` rows [R]; returns the last token's final states [R, H]."""
-        cache, unread = self.pairs.cache, list[list[int]]()
+        cache = self.pairs.cache
+        unread = list[list[int]]()
         for slot, want in zip(rows, wanted, strict=True):
             if not want:
                 unread.append([])
@@ -401,7 +412,8 @@ def load_small_lm(
             f"the draft model {source} ({model.config.model_type}) has recurrent states, which a draft would change: "
             "choose one whose layers are all attention"
         )
-    size, targets_size = parameter_count(model.model), parameter_count(target.model)
+    size = parameter_count(model.model)
+    targets_size = parameter_count(target.model)
     if size >= targets_size:
         _LOG.warning(
             "the draft model %s has %d parameters, the target %d: drafting costs as much as decoding, so use a "
@@ -446,7 +458,9 @@ class StagedLevels:
 
     def __init__(self, target: Target, cache: SlotCache, rows: range) -> None:
         """For drafts below the last committed token of the slots `rows`."""
-        self._target, self._cache, self._rows = target, cache, rows
+        self._target = target
+        self._cache = cache
+        self._rows = rows
         self._start = cache.start(rows)
         self._above = -1  # the staged column of the first node of the level above
         none = torch.empty(len(rows), 0, dtype=torch.int64, device=target.device)
@@ -511,7 +525,8 @@ class StagedLevels:
             )[0]
             return (out,)
 
-        inputs, done = (tokens, self._seen, positions, self._positions), None
+        inputs = (tokens, self._seen, positions, self._positions)
+        done = None
         if self._cache.graphs is not None:
             done = self._cache.graphs.run("level", self._cache, self._rows, first + width, inputs, compute)
         return (done or compute(self._rows, None, lengths, *inputs))[0]

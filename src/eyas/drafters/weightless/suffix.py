@@ -47,7 +47,10 @@ class FinishedAnswers:
         self, limits: SuffixLimits, per_owner: int = ANSWER_TOKENS, total: int = ALL_ANSWER_TOKENS, owners: int = OWNERS
     ) -> None:
         """Keep at most `per_owner` tokens of an owner and `total` tokens of all, of at most `owners` owners."""
-        self._limits, self._per_owner, self._total, self._most = limits, per_owner, total, owners
+        self._limits = limits
+        self._per_owner = per_owner
+        self._total = total
+        self._most = owners
         self._indexes: OrderedDict[Owner, SuffixIndex] = OrderedDict()  # least recent answer first
         self._sizes: dict[Owner, deque[int]] = {}  # of each owner's answers, oldest first
         self._tokens = 0
@@ -144,7 +147,8 @@ class SuffixDrafter(LookupDrafter):
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
         """The best of the drafts from all texts; `fanout` 1 makes it a chain."""
-        history, fanout = self.pairs[slot], min(fanout, _MOST_FANOUT)
+        history = self.pairs[slot]
+        fanout = min(fanout, _MOST_FANOUT)
         last = history.tokens[-self._limits.longest :]
         draft = history.index().draft(last, depth, fanout)
         others = [history.predicted(depth, fanout, draft.score)]
@@ -283,15 +287,21 @@ class SuffixIndex:
 
     def _searched(self, native: Kernels, context: Sequence[int], depth: int, fanout: int, floor: float) -> SuffixDraft:
         """`draft` by a kernel: between two passes it takes a tenth of NumPy's time."""
-        last, search = np.array(context[-self._limits.longest :], np.int32), self._search
-        search.size, search.context, search.known = self._size, last.ctypes.data, len(last)
-        search.depth, search.fanout, search.score = depth, fanout, floor
+        last = np.array(context[-self._limits.longest :], np.int32)
+        search = self._search
+        search.size = self._size
+        search.context = last.ctypes.data
+        search.known = len(last)
+        search.depth = depth
+        search.fanout = fanout
+        search.score = floor
         count = native.suffix(search)
         return SuffixDraft(Proposal(*(part[:count].tolist() for part in self._made)), search.score)
 
     def _reserve(self, room: int) -> None:
         """Move the text to buffers that hold `room` tokens."""
-        margin, kept = self._margin, self._text[: self._size] if self._size else np.empty(0, np.int32)
+        margin = self._margin
+        kept = self._text[: self._size] if self._size else np.empty(0, np.int32)
         self._room = room
         self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
         self._text: Array = self._buffer[margin:-margin]
@@ -307,7 +317,8 @@ class SuffixIndex:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         stops = np.flatnonzero(self._text[: self._size] == context[-1]) + 1
         lengths = np.ones(len(stops), np.int64)
-        longer, length = np.arange(len(stops)), 1
+        longer = np.arange(len(stops))
+        length = 1
         while len(longer) > _FEW and length < min(len(context), self._limits.longest):
             length += 1
             at = stops[longer] + (self._margin - length)
@@ -328,12 +339,14 @@ class SuffixIndex:
         The last `match` tokens before each are those of the context. Growth stops early if the score can't exceed
         `floor`.
         """
-        made, score = Proposal(), 0.0
+        made = Proposal()
+        score = 0.0
         following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
         queue = _children(following, match, 0, 1.0, -1, fanout, self._limits.least)
         while queue and len(made.tokens) < nodes:
             child = heapq.heappop(queue)
-            probability, level = -child.order[0], child.level
+            probability = -child.order[0]
+            level = child.level
             if score + probability * (nodes - len(made.tokens)) <= floor:
                 break
             rows = child.rows[child.chosen]
@@ -346,7 +359,8 @@ class SuffixIndex:
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
             alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _NOTHING)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
-            level, parent = level + 1, len(made.tokens) - 1
+            level = level + 1
+            parent = len(made.tokens) - 1
             for token in going_on[0, :run].tolist():
                 step = goes_on(match + level)
                 if probability * step < self._limits.least or probability * step <= rival:

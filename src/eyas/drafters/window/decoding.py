@@ -55,7 +55,8 @@ class WindowCache(SlotCache):
         self, layers: Sequence[tuple[KVShape, KVShape]], slots: int, dtype: torch.dtype, device: torch.device,
         window: Window, turn: Turn,
     ) -> None:  # fmt: skip
-        self.window, self._turn = window, turn
+        self.window = window
+        self._turn = turn
         self.dropped = [0] * slots
         self._last_step: list[SavedSpan | None] = [None] * slots
         """The pairs that each slot dropped last."""
@@ -81,16 +82,21 @@ class WindowCache(SlotCache):
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
-        self.dropped[target], self.dropped[source] = self.dropped[source], 0
-        self._last_step[target], self._last_step[source] = self._last_step[source], None
+        self.dropped[target] = self.dropped[source]
+        self.dropped[source] = 0
+        self._last_step[target] = self._last_step[source]
+        self._last_step[source] = None
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop a row's pairs from `length` on. Raises UsageError if `length` lies among pairs dropped before."""
-        sinks, dropped, read = self.window.sinks, self.dropped[slot], self.length(slot)
+        sinks = self.window.sinks
+        dropped = self.dropped[slot]
+        read = self.length(slot)
         if sinks < length < min(read, sinks + dropped):
             raise UsageError(f"pairs before {sinks + dropped} are dropped: a row can't end at {length}")
         if length <= sinks:
-            self.dropped[slot], self._last_step[slot] = 0, None
+            self.dropped[slot] = 0
+            self._last_step[slot] = None
         super().truncate(slot, length if length <= sinks else length - dropped)
 
     def kept_from(self, slot: int) -> int:
@@ -100,13 +106,16 @@ class WindowCache(SlotCache):
 
     def slide(self, slot: int, dropped: int) -> None:
         """Move a slot's window on until `dropped` pairs are dropped; a no-op if they already are."""
-        by, sinks, used = dropped - self.dropped[slot], self.window.sinks, self.lengths[slot]
+        by = dropped - self.dropped[slot]
+        sinks = self.window.sinks
+        used = self.lengths[slot]
         if by <= 0:
             return
         kept = max(0, used - sinks - by)
         self._last_step[slot] = None
         if kept:
-            first, end = sinks + max(0, by - self.window.step), sinks + by
+            first = sinks + max(0, by - self.window.step)
+            end = sinks + by
             dropped_before = self.dropped[slot]
             self._last_step[slot] = SavedSpan(
                 first + dropped_before, end + dropped_before, dropped_before, self.copy_out(slot, first, end)
@@ -120,16 +129,20 @@ class WindowCache(SlotCache):
     def skip(self, slot: int, first: int) -> None:
         """Drop all pairs of the window, so that the next pair read is the row's pair `first`."""
         self.lengths[slot] = min(first, self.window.sinks)
-        self.dropped[slot], self._last_step[slot] = first - self.lengths[slot], None
+        self.dropped[slot] = first - self.lengths[slot]
+        self._last_step[slot] = None
 
     def spans(self, slot: int, start: int, stop: int) -> tuple[SavedSpan, ...]:
         """Copies of the kept pairs among a row's pairs `[start, stop)`: sinks, the last step, and the window."""
-        sinks, dropped, last = self.window.sinks, self.dropped[slot], self._last_step[slot]
+        sinks = self.window.sinks
+        dropped = self.dropped[slot]
+        last = self._last_step[slot]
         found = []
         if start < min(stop, sinks):
             found.append(SavedSpan(start, min(stop, sinks), 0, self.copy_out(slot, start, min(stop, sinks))))
         if last is not None and max(start, last.first) < min(stop, last.stop):
-            first, end = max(start, last.first), min(stop, last.stop)
+            first = max(start, last.first)
+            end = min(stop, last.stop)
             columns = [part[:, :, first - last.first : end - last.first].clone() for part in last.columns]
             found.append(SavedSpan(first, end, last.dropped, columns))
         first = max(start, sinks + dropped)
@@ -184,7 +197,8 @@ class WindowPairs(NetworkPairs):
         rotary = getattr(network, "rotary", None)
         if not isinstance(rotary, Rotary):
             raise UnsupportedModelError(f"{type(network).__name__} has no RoPE of its own, as a window needs")
-        self.window, self._rotary = window, rotary
+        self.window = window
+        self._rotary = rotary
         super().__init__(network, fed, record)
 
     def make_cache(self, slots: int) -> SlotCache:
@@ -232,7 +246,8 @@ class WindowPairs(NetworkPairs):
     @inference
     def forget(self, slot: int, read: Callable[[list[int]], None], now: bool) -> None:
         """See `NetworkPairs.forget`. The sinks are always read."""
-        sinks, before = self.window.sinks, self.cache.length(slot)
+        sinks = self.window.sinks
+        before = self.cache.length(slot)
         first = sinks + self.window.dropped(self.length(slot))
         many = self.unread(slot) > (self.window.step if now else 2 * self.window.limit)
         if not many or len(self.shapes) != 1 or first <= max(sinks, before):
@@ -244,7 +259,8 @@ class WindowPairs(NetworkPairs):
 
     def parts(self, rows: range, counts: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """Split the pairs into parts within which no row's window moves on."""
-        cache, begin = self.cache, 0
+        cache = self.cache
+        begin = 0
         while begin < max(counts):
             left = [max(0, count - begin) for count in counts]
             reading = [slot for slot, more in zip(rows, left, strict=True) if more]

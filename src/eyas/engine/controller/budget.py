@@ -55,4 +55,5 @@ class Pace:
     def done(self, seconds: float) -> None:
         """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
-        self._since, self._seconds = 0, 0.0
+        self._since = 0
+        self._seconds = 0.0

@@ -50,7 +50,8 @@ _SHORT, _LONG = 32, 544
 """Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
 """Cache columns while rows of unequal length are compared with equal ones."""
-_EQUAL, _UNEQUAL = 3, (1, 3)
+_EQUAL = 3
+_UNEQUAL = (1, 3)
 """Nodes of a row in equal batches; in unequal ones, by how much every other row has more, and the rest fewer."""
 _HOPELESS = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
@@ -112,7 +113,9 @@ class _Bench:
     """Temporary slots, and the passes, drafts and observations that are timed in them."""
 
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
-        self._target, self._cache, self._drafter = target, target.allocate(0), drafter
+        self._target = target
+        self._cache = target.allocate(0)
+        self._drafter = drafter
         self._window = _window_of(drafter)
         self._width = min(16, widest)
         levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
@@ -194,7 +197,8 @@ class _Bench:
 
         passes = _curve(sensible(points("tokens")))
         by_rows = {rows: max(0.0, s - float(passes.at(float(rows)))) for rows, s in points("rows").items()}
-        firsts, levels = sensible(points("first")), {}
+        firsts = sensible(points("first"))
+        levels = {}
         for (name, size), total in found.items():
             if name.startswith("level"):
                 levels[size] = max(0.0, total - firsts[int(name.removeprefix("level"))]) / max(1, self._levels)
@@ -249,7 +253,8 @@ class _Bench:
         if not nodes:
             return DraftTree.empty(1, self._target.device)
         steps = torch.arange(nodes, device=self._target.device).unsqueeze(0)
-        parents, tokens = (steps - self._width).clamp(min=-1), steps % self._target.vocab_size
+        parents = (steps - self._width).clamp(min=-1)
+        tokens = steps % self._target.vocab_size
         levels = -(-nodes // self._width)
         return DraftTree(
             tokens, parents, -steps.float(), torch.ones_like(parents, dtype=torch.bool), levels, counted=nodes
@@ -257,7 +262,8 @@ class _Bench:
 
     def _pass(self, rows: int, tree: DraftTree, columns: int) -> float:
         """Seconds of verifying a tree and walking it, without committing anything."""
-        target, where = self._target, range(rows)
+        target = self._target
+        where = range(rows)
         self._cache.lengths[:rows] = [min(columns, self._long)] * rows
         roots = torch.randint(target.vocab_size, (rows,), generator=self._draw).to(target.device)
         fresh = dataclasses.replace(tree)  # without values that the last pass cached in it

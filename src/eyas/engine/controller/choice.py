@@ -80,7 +80,8 @@ class Choice:
             return math.inf
         missing = reading() + _DOUBT * self._recording - self._missed
         if missing <= 0.0:
-            self.used, self.wanted = self.wanted, None
+            self.used = self.wanted
+            self.wanted = None
             return math.inf
         saved = self._saved
         return missing / saved if saved > 0.0 else math.inf

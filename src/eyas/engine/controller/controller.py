@@ -36,7 +36,8 @@ class Overhead:
     """
 
     def __init__(self) -> None:
-        self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
+        self._seconds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0)
+        self._rounds = Counter[str]()
         self._last: tuple[str, float, float] | None = None
         """The kind of the latest round, its seconds beyond the forecast so far, and its seconds in all."""
 
@@ -77,12 +78,17 @@ class Controller:
 
         `max_length` is the target's context; `clock` gives the seconds that planning takes.
         """
-        self.costs, self.arm = costs, arm
+        self.costs = costs
+        self.arm = arm
         self.observation = ObservationPolicy()
         """Decides which sequences the drafter observes."""
-        self._max_length, self._clock = max_length, clock
-        self._choice, self._explorer, self._lookups = Choice(arm), arm.explorer, arm.lookups
-        self._totals, self._overhead = Totals(), Overhead()
+        self._max_length = max_length
+        self._clock = clock
+        self._choice = Choice(arm)
+        self._explorer = arm.explorer
+        self._lookups = arm.lookups
+        self._totals = Totals()
+        self._overhead = Overhead()
         self._texts: set[int] = set()
         """The texts of the last round."""
         self._planned: TreeSpec | None = None
@@ -152,7 +158,9 @@ class Controller:
         it finds nothing, the round is plain. Speculation begins once it would have saved the time of reading deferred
         pairs, so that a short moment in which it pays costs little.
         """
-        rows, choice, prospects = batch.rows, self._choice, self._choice.prospects
+        rows = batch.rows
+        choice = self._choice
+        prospects = self._choice.prospects
         waiting = sum((min(length, self._deferred) for length in batch.lengths) if unread is None else unread)
 
         def reading() -> float:
@@ -164,7 +172,9 @@ class Controller:
                 self._probe = self._explorer.while_drafting(prospects, choice.used, self.arm.analysis)
             elif choice.wanted is None or self.arm.recordings is not None:  # is it worth a recording?
                 self._probe = self._explorer.while_plain(prospects, partial(self.arm.sampled_rates, prospects), reading)
-        probe, lookups, used = self._probe, self._lookups, choice.used
+        probe = self._probe
+        lookups = self._lookups
+        used = choice.used
         if probe is not None:
             if probe.prospect is None or prospects is None:
                 return None
@@ -202,7 +212,8 @@ class Controller:
     def _end_stretch(self) -> None:
         """Plan no further round ahead, and learn from those that were planned together."""
         self._ahead = 0
-        rounds, self._unlearnt = self._unlearnt, []
+        rounds = self._unlearnt
+        self._unlearnt = []
         for record, before in rounds:
             self._totals.average(record)
             self._planning.round(record.whole)
@@ -210,7 +221,10 @@ class Controller:
 
     def _learn(self, record: RoundRecord, before: set[int]) -> None:
         """Learn from a round; texts that weren't among those `before` are new."""
-        whole, drafted, choice, probe = record.whole, record.drafted, self._choice, self._probe
+        whole = record.whole
+        drafted = record.drafted
+        choice = self._choice
+        probe = self._probe
         self.costs.learn_round(
             record,
             # the first plain round of its texts, or of a probe, finds cold caches

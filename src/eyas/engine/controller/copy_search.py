@@ -49,7 +49,8 @@ class CopySearch:
         if record.spec is not None and (record.spec.found_only or record.lookup_seconds):
             cost = record.draft_seconds + beyond if record.spec.found_only else record.lookup_seconds
             if self._gain is None:
-                self._gain, self._cost = _FIRST_GAIN * cost, cost
+                self._gain = _FIRST_GAIN * cost
+                self._cost = cost
             elif not self.pays:
                 self._budget.spend(self._cost)
             self._gain = self._gain * _FADE + (1.0 - _FADE) * (copied / rate - added)

@@ -101,12 +101,14 @@ class Residuals:
         at = table[:, 0].astype(np.int64) * _SIZE_BINS + _size_bins(table[:, 1])
         raw = table[:, 2]
         first = np.flatnonzero(np.diff(time, prepend=-1))  # the passes
-        errors, seen = self._errors.ravel(), self._seen.ravel()
+        errors = self._errors.ravel()
+        seen = self._seen.ravel()
         present, group = np.unique(at, return_inverse=True)
         counts = np.bincount(group)
         starts = counts.cumsum() - counts
         low, high = starts + (counts - 1) // 2, starts + counts // 2  # the middle of each group, once sorted
-        weights, before = np.ones(len(rounds)), errors.copy()
+        weights = np.ones(len(rounds))
+        before = errors.copy()
         known = at[first][seen[at[first]]]
         for _ in range(_TURNS):
             passes = raw[first] - errors[at[first]]
@@ -334,10 +336,12 @@ class CostModel:
         elif tree.looked_up:  # nothing was drafted, and the pairs are deferred
             self.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
         else:
-            passing, levels = record.pass_seconds, 0 if fresh else tree.levels
+            passing = record.pass_seconds
+            levels = 0 if fresh else tree.levels
             if not counted:  # the host's clock can't separate drafting from verifying on a device
                 drafting = self.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
-                passing, levels = record.draft_seconds + passing - float(drafting), 0
+                passing = record.draft_seconds + passing - float(drafting)
+                levels = 0
             self.learn(
                 Work(
                     record.rows,

@@ -84,7 +84,8 @@ class Explorer:
     def while_drafting(self, prospects: Prospects, used: Prospect, analysis: float) -> Probe | None:
         """An affordable probe next to drafts of a shape, if any; larger ones also cost the `analysis` of candidates."""
         least = _LEAST * used.seconds
-        plain, which = self._turn % 2 == 0, self._turn // 2
+        plain = self._turn % 2 == 0
+        which = self._turn // 2
         if plain or self._trial_rounds > 1:
             loss = PLAIN_PAIR * (prospects.plain_seconds - prospects.rows / used.rate) + prospects.catching_up
             probe = Probe(None, PLAIN_PAIR, prospects.catching_up / PLAIN_PAIR)

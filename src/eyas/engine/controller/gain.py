@@ -25,13 +25,17 @@ _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
 _HIGH = (0.48, 0.54, 0.6, 0.66, 0.72, 0.78, 0.83, 0.87, 0.905, 0.935, 0.96, 0.98)
 THRESHOLDS: Array = np.array(_LOW + _HIGH)
 """[L] the thresholds of node values among which shapes choose."""
-_TOP, _BOTTOM = BIN_EDGES[:-1, None], np.maximum(BIN_EDGES[1:, None], np.log(THRESHOLDS))  # [K, 1], [K, L]
+# [K, 1], [K, L]
+_TOP = BIN_EDGES[:-1, None]
+_BOTTOM = np.maximum(BIN_EDGES[1:, None], np.log(THRESHOLDS))
 _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
 _LEARNED_STATE = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights")
-_RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
+_RESUMED = 0.5
+_RENEWED = 256
+_VALUED = 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
 
@@ -49,8 +53,10 @@ class GainModel:
 
     def __init__(self, widths: Sequence[int], depth: int, sources: int = 1) -> None:
         """For trees of up to `depth` levels and beams of `widths`, whose nodes come from `sources` sources."""
-        self.widths, self.depth = tuple(widths), depth
-        self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
+        self.widths = tuple(widths)
+        self.depth = depth
+        self._acceptance = Acceptance(GROUPS * sources)
+        self._supply = Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self.texts = Texts()
         self.copies = Difficulty()
@@ -95,7 +101,8 @@ class GainModel:
         What a model of other shapes has learned is ignored.
         """
         self._experience = experience
-        learnt, own = experience.read(), self._learnt
+        learnt = experience.read()
+        own = self._learnt
         if learnt.keys() != own.keys() or any(learnt[name].shape != own[name].shape for name in own):
             return
         for name, state in own.items():
@@ -109,20 +116,23 @@ class GainModel:
         tenth of a small pass.
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
-            self.values, self._valued = self._acceptance.table(), self._drafts
+            self.values = self._acceptance.table()
+            self._valued = self._drafts
         self.texts.settle()
 
     def forecast(self, texts: Sequence[int], groups: Sequence[int]) -> Forecast:
         """The forecast for a batch of `texts` [R] in these `groups` [R]."""
         rates, best = self._supply.rates, self._supply.best
         shape = (len(self.widths), self.depth, len(THRESHOLDS))
-        nodes, accepted = np.zeros(shape), np.zeros(shape)
+        nodes = np.zeros(shape)
+        accepted = np.zeros(shape)
         idle = np.ones(shape[1:])  # [D, L] the probability that no row has a node worth another level
         for group in range(GROUPS):
             assumed = [self.texts.assumed(text) for text, own in zip(texts, groups, strict=True) if own == group]
             if not assumed:
                 continue
-            rows, offers = len(assumed), sum(one.offers for one in assumed)
+            rows = len(assumed)
+            offers = sum(one.offers for one in assumed)
             nodes += offers * (rates[group] @ _KEPT)
             accepted += rows * np.minimum(sum(one.accepted for one in assumed) / rows * (rates[group] @ _WORTH), 1.0)
             reach = np.minimum(offers / rows * (best[group] @ _KEPT), 1.0)  # [D, L]

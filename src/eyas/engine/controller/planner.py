@@ -78,14 +78,16 @@ class Prospects:
 
         `prompt_pairs` is how many pairs of prompts a drafter in use has to read for each token that is generated.
         """
-        self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
+        self._nodes = forecast.nodes[:, :depth].copy()
+        self._accepted = forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
         levels = np.broadcast_to(forecast.levels[:depth], full.shape).copy() if stops_early else full
         padded = np.zeros_like(self._nodes)
         if stops_early and rows > 1:
             longest = np.maximum(levels, _LONGEST / rows * self._nodes)
             padded = np.maximum(rows * longest - self._nodes, 0.0)
-            levels[0, :, 0], padded[0, :, 0] = full[0, :, 0], 0.0
+            levels[0, :, 0] = full[0, :, 0]
+            padded[0, :, 0] = 0.0
             self._nodes[0, :, 0] = rows * full[0, :, 0]
         width = np.array(widths, dtype=np.float64)[:, None, None]
         self._seconds: Array = (

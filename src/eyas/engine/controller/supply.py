@@ -74,7 +74,8 @@ class Supply:
 
     def _assumed(self, group: int) -> tuple[Array, Array]:
         """What a draft offers beyond narrower ones [W, D, K], and its best [D, K], if all nodes are like the roots."""
-        seen, weight = self._best_sums[group, 0], float(self._best_weights[group, 0].max())
+        seen = self._best_sums[group, 0]
+        weight = float(self._best_weights[group, 0].max())
         first = (float(seen @ np.exp(BIN_CENTRES)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
         grade = min(round(max(first, _PRIOR_CHILDREN[0]) * _GRADES), _GRADES - 1)
         return _alike(self.widths, self._depth, grade)
@@ -91,7 +92,8 @@ class Supply:
         grid = self._grid[self._grid <= offered.scores[0].shape[1]]
         seen, best = self._levels(offered, rows, group, grid)
         seen[:, 1:] -= seen[:, :-1].copy()
-        levels, depth = len(offered.scores), self._sums.shape[2]
+        levels = len(offered.scores)
+        depth = self._sums.shape[2]
         # below the last level, no candidate is better than the best of that level
         beyond = np.arange(BINS) < best[levels - 1][:, None]  # [R, K]
         known = np.zeros((GROUPS, depth, BINS))

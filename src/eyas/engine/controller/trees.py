@@ -52,10 +52,13 @@ class TreeArm(DraftArm):
         """
         self.gain: GainModel = GainModel(widths, depth, len(Source) if looks_up else 1)
         self.texts: Texts = self.gain.texts
-        self.explorer, self.depth, self.drafts = Explorer(), depth, computes
+        self.explorer = Explorer()
+        self.depth = depth
+        self.drafts = computes
         self.lookups = CopySearch() if looks_up else None
         self.recordings = None if counts_freely else Recordings(widths)
-        self._widths, self._counts_freely = tuple(widths), counts_freely
+        self._widths = tuple(widths)
+        self._counts_freely = counts_freely
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._made: dict[Hashable, TreeSpec] = {}
         """The trees of a plan. Each is made once: making one takes several percent of a small target's pass."""
@@ -119,7 +122,9 @@ class TreeArm(DraftArm):
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = alone = None
         if looks_up and self._counts_freely:
-            most, nodes = _MOST_PER_ROW, nodes + _FOUND  # a copied passage may be as long as its price allows
+            # a copied passage may be as long as its price allows
+            most = _MOST_PER_ROW
+            nodes = nodes + _FOUND
         if self._counts_freely and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
@@ -164,7 +169,8 @@ class TreeArm(DraftArm):
         draft, spec = record.draft, record.spec
         if draft is None or spec is None:
             return 0
-        began, reads = clock(), self._counts_freely or spec.keeps_candidates
+        began = clock()
+        reads = self._counts_freely or spec.keeps_candidates
         groups: Indices = np.array(spec.groups or (0,) * record.rows)
         if reads:
             self.gain.learn(record.texts, draft, groups, record.drafting)

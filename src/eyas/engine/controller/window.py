@@ -36,7 +36,9 @@ class WindowGain:
     """Running averages of what rows with a window accept, and of their nodes."""
 
     def __init__(self, window: LookaheadTree) -> None:
-        self._rows, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
+        self._rows = _GUESSED
+        self._accepted = _GUESS * _GUESSED
+        self._nodes = window.max_nodes * _GUESSED
         self._assumed = _GUESS
         self._rested = 0
         """Plain rounds since the last window."""

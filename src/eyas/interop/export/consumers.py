@@ -72,7 +72,11 @@ class Consumer:
         return drafter, broken + unmet
 
 
-_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH, DFLASH2), (DSPARK,)
+_E1 = (EAGLE,)
+_E3 = (EAGLE3,)
+_MLA = (EAGLE3_MLA,)
+_DFLASH = (DFLASH, DFLASH2)
+_DSPARK = (DSPARK,)
 _DFLASH2 = (DFLASH2,)
 _THIRD = (EAGLE3, PEAGLE)
 """The families with EAGLE-3's layers and grouped-query attention."""

@@ -63,7 +63,10 @@ LAYOUTS: dict[Family, GgufLayout] = {
 _MORE_KEYS = {DSPARK: DFLASH_HEADS, DFLASH2: DFLASH2_KEYS}
 """Family -> keys in addition to its layout's."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
-_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+_NORMAL = 1
+_CONTROL = 3
+_USER = 4
+_UNUSED = 5
 """Token types, as GGUF numbers them."""
 
 
@@ -104,7 +107,8 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
 
 
 def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> None:
-    config, rope = drafter.config, drafter.get("rope_parameters")
+    config = drafter.config
+    rope = drafter.get("rope_parameters")
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     assert drafter.kind.family is not None
     keys = {**layout.keys, **_MORE_KEYS.get(drafter.kind.family, {})}
@@ -205,10 +209,12 @@ def tokenizer_keys(tokenizer: Any, size: int) -> TokenizerKeys:
             "the target's tokenizer is not a byte-level BPE, the only type that eyas writes into GGUF: export with "
             "--to vllm and convert that folder with llama.cpp's convert_hf_to_gguf.py --target-model-dir"
         )
-    tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
+    tokens = [f"[PAD{i}]" for i in range(size)]
+    types = [_UNUSED] * size
     for token, number in model["vocab"].items():
         if number < size:
-            tokens[number], types[number] = token, _NORMAL
+            tokens[number] = token
+            types[number] = _NORMAL
     for added in described.get("added_tokens", ()):
         if added["id"] < size:
             tokens[added["id"]] = added["content"]
@@ -415,13 +421,15 @@ def some_logits(network: DraftNetwork) -> Tensor:
 
     For a block drafter [1, S, Vd]: the logits of a block of random tokens that follows the taps.
     """
-    config, draw = network.config, torch.Generator().manual_seed(11)
+    config = network.config
+    draw = torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
     if config.is_block:
         return _block_logits(
             cast(BlockNetwork, network), taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
         )
-    hidden, found = network.fuse(taps), []
+    hidden = network.fuse(taps)
+    found = []
     for step in range(STEPS):
         tokens = torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
         positions = torch.arange(POSITIONS).unsqueeze(0) + 37 * step
@@ -461,7 +469,8 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 
 def readme(drafter: DrafterToExport, consumer: Consumer, command: str) -> str:
     """The README of an exported folder: its target, how it was converted, and how to serve it."""
-    provenance, measured = drafter.provenance, accept_length(drafter)
+    provenance = drafter.provenance
+    measured = accept_length(drafter)
     target_name = provenance.get("target", "not recorded") if drafter.target is None else drafter.target.name
     fingerprint = provenance.get("target_fingerprint")
     taps = drafter.config.taps

@@ -272,7 +272,8 @@ def tensorrt_llm(drafter: DrafterToExport) -> Form:
 def speculators(drafter: DrafterToExport) -> Form:
     """The nested form of the speculators library. Every key is written, because readers have different defaults."""
     assert drafter.kind.family is not None
-    native, name = _native(drafter), drafter.kind.family.method
+    native = _native(drafter)
+    name = drafter.kind.family.method
     layer_keys = {
         "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters", "rope_theta",

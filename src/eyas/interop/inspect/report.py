@@ -180,7 +180,8 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     Raises ModelError, or UnsupportedModelError if it is not a decoder language model.
     """
     config = read_config(str(name))
-    chosen, file = model_class(config), weights_file(base_of(str(name)))
+    chosen = model_class(config)
+    file = weights_file(base_of(str(name)))
     text = config.get_text_config()
     types = sorted({info.dtype for info in headers.tensors.values()}) if file is not None and headers else None
     method = "GGUF" if types is not None and set(types) - PLAIN_TYPES else quantized_by(config)
@@ -332,7 +333,8 @@ def report_drafter(path: Path, target: TargetProfile | None = None) -> DrafterRe
         report.problems.append(str(error))
         return report
     config = checkpoint.config
-    report.own_embedding, report.own_head = config.embedding == "own", config.head == "own"
+    report.own_embedding = config.embedding == "own"
+    report.own_head = config.head == "own"
     report.config = config.model_dump(exclude={"taps"})
     report.taps = None if config.taps is None else list(config.taps)
     report.windows = _windows(config)

@@ -36,7 +36,8 @@ def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
     target = TARGET if drafter.target is None else drafter.target.name
     in_gguf = target.lower().endswith(GGUF_SUFFIX)
     if consumer == "gguf":  # the target must be a GGUF file too
-        target, path = target if in_gguf else f"{TARGET}{GGUF_SUFFIX}", path / GGUF_FILE
+        target = target if in_gguf else f"{TARGET}{GGUF_SUFFIX}"
+        path = path / GGUF_FILE
     elif in_gguf and consumer not in _READ_GGUF:
         target = TARGET
     assert drafter.kind.family is not None  # no consumer can represent others

@@ -245,7 +245,8 @@ def serve_command(
     `secret` is an API key. It is passed in the environment if the engine supports that, because process lists show
     arguments to everybody.
     """
-    environment, key = {}, []
+    environment = {}
+    key = []
     if secret is not None and engine.key_variable is not None:
         environment[engine.key_variable] = secret
     elif secret is not None:

@@ -76,7 +76,8 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
         return [] if gguf_in(path) is not None else ["it is a directory of safetensors, not a GGUF file"]
     if gguf_in(path) is not None:
         return ["it is a GGUF file, not a directory with config.json"]
-    written, config = form(drafter), read_json(path / CONFIG)
+    written = form(drafter)
+    config = read_json(path / CONFIG)
     found = _architecture(consumer, drafter, written, config)
     if drafter.kind.family in BLOCK:
         found += _config_keys(consumer, written.config, config, _ABSENT_IN_BLOCKS[consumer])
@@ -170,7 +171,8 @@ def _tensors(consumer: str, written: Form, checkpoint: Checkpoint) -> list[str]:
     names = {alike(name) for name in checkpoint.raw.headers.tensors if not is_computed(name)}
     names -= {alike(name) for name in checkpoint.raw.training_only}
     wanted = {alike(name) for name in written.tensors}
-    missing, more = sorted(wanted - names), sorted(names - wanted - SHAREABLE - VOCABULARY_MAP)
+    missing = sorted(wanted - names)
+    more = sorted(names - wanted - SHAREABLE - VOCABULARY_MAP)
     sides = ((missing, "missing"), (more, "unknown to it"))
     return [f"tensors: {_some(names)} {what}" for names, what in sides if names]
 
@@ -185,7 +187,8 @@ def _without_midlayer(name: str) -> str:
 
 def _map(written: Form, checkpoint: Checkpoint) -> list[str]:
     """Compare the vocabulary map, which all consumers read as offsets."""
-    wanted, have = written.tensors.get("d2t"), checkpoint.raw.headers.tensors.get("d2t")
+    wanted = written.tensors.get("d2t")
+    have = checkpoint.raw.headers.tensors.get("d2t")
     if wanted is None or have is None:
         return []
     read = checkpoint.raw.load_some(["d2t"])["d2t"]
@@ -257,7 +260,8 @@ def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
 
 def _gguf(engine: ServingEngine, request: SpeculationRequest, checkpoint: Checkpoint) -> Path:
     """The file from which llama.cpp reads the drafter; its sizes are checked against the target's file."""
-    target, config = read_gguf_target(request.target), checkpoint.config
+    target = read_gguf_target(request.target)
+    config = checkpoint.config
     file = gguf_in(request.path)
     if file is None:
         _check_rules(engine, request, checkpoint)

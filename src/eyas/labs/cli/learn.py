@@ -87,7 +87,8 @@ def status(folder: Folder, json: Json = False) -> int:
     if json:
         typer.echo(jsonlib.dumps(opened.overview()))
         return 0
-    state, events = opened.state, opened.events()
+    state = opened.state
+    events = opened.events()
     cards = {number: opened.card(number) for number in opened.numbers()}
     sizes = [path.stat().st_size for path in opened.traffic.glob("*.safetensors")]
     from rich.table import Table

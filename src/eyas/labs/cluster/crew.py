@@ -70,7 +70,9 @@ class Crew:
         expected: Mapping[str, Any] | None = None,
     ) -> None:
         """`make` is called on every worker's machine; `expected`: the identity of all workers; None: the first's."""
-        self._executor, self._make, self._ahead = executor, make, ahead
+        self._executor = executor
+        self._make = make
+        self._ahead = ahead
         self.size = executor.room if workers is None else workers
         self._expected = None if expected is None else dict(expected)
         self._next_step: dict[int, Callable[[int, Any], list[UnitReport]]] = {}  # of workers with a call in progress
@@ -113,7 +115,8 @@ class Crew:
     def _hand_out(self, take: Take) -> None:
         for worker in self._idle():
             held = self._units[worker]
-            room, units = self._ahead - len(held), list[Unit]()
+            room = self._ahead - len(held)
+            units = list[Unit]()
             while self._returned and len(units) < room:
                 units.append(self._returned.popleft())
             if len(units) < room:
@@ -124,7 +127,8 @@ class Crew:
 
     def _receive(self) -> list[UnitReport]:
         """Wait until calls have ended, and continue with their workers."""
-        began, said = time.monotonic(), bool(self._units)
+        began = time.monotonic()
+        said = bool(self._units)
         while not (ended := self._executor.wait(1.0)):
             if not said and time.monotonic() - began > PATIENCE:
                 _LOG.warning("no worker has started yet: the cluster is busy, or the workers are still loading")

@@ -74,7 +74,8 @@ class RayExecutor:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSES)
         for handle in self._handles:
             self._ray.kill(handle)
-        self._handles, self._calls = [], {}
+        self._handles = []
+        self._calls = {}
         if self._connected:
             self._ray.shutdown()
             self._connected = False

@@ -84,7 +84,8 @@ class _Layer(nn.Module):
         super().__init__()
         size, eps = config.lilicorr_hidden_size, config.rms_norm_eps
         width = int(size * config.lilicorr_mlp_ratio)
-        self.attn_norm, self.mlp_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
+        self.attn_norm = RMSNorm(size, eps=eps)
+        self.mlp_norm = RMSNorm(size, eps=eps)
         self.attn = nn.MultiheadAttention(size, config.lilicorr_num_heads)
         self.mlp = nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, size))
 
@@ -113,11 +114,14 @@ class Correlator(nn.Module):
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
-        wide, size, factors = config.hidden_size, config.lilicorr_hidden_size, config.lilicorr_factor_dim
+        wide = config.hidden_size
+        size = config.lilicorr_hidden_size
+        factors = config.lilicorr_factor_dim
         heads, slots = config.lilicorr_num_heads, config.guesses
         self.config = config
         self.token_proj = nn.Identity() if wide == size else nn.Linear(wide, size)
-        self.pass_hidden_proj, self.context_proj = nn.Linear(wide, size), nn.Linear(wide, size)
+        self.pass_hidden_proj = nn.Linear(wide, size)
+        self.context_proj = nn.Linear(wide, size)
         self.feature_mlp = nn.Sequential(
             nn.LayerNorm(_FEATURES), nn.Linear(_FEATURES, size), nn.SiLU(), nn.Linear(size, size)
         )

@@ -53,11 +53,16 @@ class Refiner(nn.Module):
 
     def __init__(self, config: XPressConfig) -> None:
         super().__init__()
-        size, rank, width = config.hidden_size, config.xpress_rank, config.xpress_mlp_hidden
+        size = config.hidden_size
+        rank = config.xpress_rank
+        width = config.xpress_mlp_hidden
         linear = partial(nn.Linear, bias=False)
-        self.w1, self.w2 = nn.Embedding(config.vocab_size, rank), linear(rank, config.draft_vocab_size)
+        self.w1 = nn.Embedding(config.vocab_size, rank)
+        self.w2 = linear(rank, config.draft_vocab_size)
         nn.init.zeros_(self.w2.weight)  # no bias before training
-        self.down_h, self.down_g, self.in_proj = linear(size, rank), linear(size, rank), linear(3 * rank, rank)
+        self.down_h = linear(size, rank)
+        self.down_g = linear(size, rank)
+        self.in_proj = linear(3 * rank, rank)
         self.mix = nn.ParameterDict({"L": nn.Parameter(torch.zeros(rank, config.block_size, config.block_size))})
         self.mlp = nn.ModuleDict(
             {"gate_proj": linear(rank, width), "up_proj": linear(rank, width), "down_proj": linear(width, rank)}
@@ -75,7 +80,8 @@ class XPressNetwork(BlockNetwork):
 
     def begin(self, block: Block) -> Block:
         """Add the part [R, B, 2 r] of `in_proj`'s input that doesn't depend on the token before."""
-        head, mean = self.xpress_head, block.states.mean(1, keepdim=True)
+        head = self.xpress_head
+        mean = block.states.mean(1, keepdim=True)
         known = torch.cat((head.down_h(block.states), head.down_g(mean).expand(-1, block.states.shape[1], -1)), dim=-1)
         return block._replace(hints=(known,))
 
@@ -87,7 +93,8 @@ class XPressNetwork(BlockNetwork):
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
         """See `BlockNetwork.follow`; the memory holds the vectors of all slots so far, including the anchor's."""
-        at, head = block.first + slot, self.xpress_head
+        at = block.first + slot
+        head = self.xpress_head
         if memory is None and at:
             memory = self._entering(block, 0, block.known[:, :1])
         own = self._entering(block, at, tokens)

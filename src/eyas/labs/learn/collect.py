@@ -112,11 +112,16 @@ class Collector:
         `apart`: digest of a client whose rows go elsewhere -> their store.
         """
         self._apart = apart or {}
-        self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
-        self._longest, self._salt, self._random = longest, salt, random.Random(seed)
+        self._store = store
+        self._rule = rule
+        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
+        self._longest = longest
+        self._salt = salt
+        self._random = random.Random(seed)
         self._open: dict[int, _Sequence] = {}  # by slot
         self._queue: queue.SimpleQueue[_Work | threading.Event | None] = queue.SimpleQueue()
-        self._waiting, self._waiting_lock = 0, threading.Lock()
+        self._waiting = 0
+        self._waiting_lock = threading.Lock()
         self._pending: dict[tuple[str, Split], list[TrafficRow]] = defaultdict(list)
         self._flushed = time.monotonic()
         self.counts: Counter[str] = Counter()
@@ -139,7 +144,8 @@ class Collector:
         taken = [(row, one) for row, slot in enumerate(rows) if counts[row] and (one := self._open.get(slot))]
         for row, one in taken:
             one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row], states.nbytes // len(taken)))
-            one.held, one.pairs = one.held + counts[row], one.pairs + counts[row]
+            one.held = one.held + counts[row]
+            one.pairs = one.pairs + counts[row]
             if one.held >= _PIECE and not self._hand_over(one, last=False):
                 del self._open[rows[row]]
 
@@ -179,7 +185,9 @@ class Collector:
                 log.warning("learning: the disk is slower than the traffic; rows are left out (counted in the metrics)")
             self.counts["dropped"] += 1
             return False
-        pieces, one.pieces, one.held = one.pieces, [], 0
+        pieces = one.pieces
+        one.pieces = []
+        one.held = 0
         self._queue.put((one, pieces, last or one.pairs >= self._longest))
         return one.pairs < self._longest
 
@@ -243,7 +251,8 @@ class Collector:
         row = TokenRow(tokens, mask)
         if mask.sum() < _LEAST or not learnable(row):
             return None
-        taps, finals = _joined(one.taps), _joined(one.finals)
+        taps = _joined(one.taps)
+        finals = _joined(one.finals)
         whole = self._store.layout.final == "all"
         taught = slice(0, len(tokens)) if whole else slice(max(answer - 1, 0), len(tokens) - 1)
         stored = torch.from_numpy(tokens).to(torch.int32)
@@ -252,7 +261,8 @@ class Collector:
 
     def _flush(self) -> None:
         """Write the rows that wait for more of the same client."""
-        pending, self._pending = dict(self._pending), defaultdict(list)
+        pending = dict(self._pending)
+        self._pending = defaultdict(list)
         self._flushed = time.monotonic()
         for (client, split), rows in pending.items():
             self._write(client, split, rows)

@@ -106,7 +106,8 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
         if not found.forgets or halved == _HALVINGS:
             break
         candidate = half_way(candidate, parent, target, folder.run / f"halved-{halved}")
-    number, reason = None, found.reason
+    number = None
+    reason = found.reason
     if found.promoted and folder.state.settled != plan["parent"]:
         reason = f"generation {folder.state.settled} is in service by now, not the one that it was compared with"
     elif found.promoted:
@@ -121,7 +122,8 @@ def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path
     Since the two are close, it keeps most of what either has learned (Wortsman et al. 2022, WiSE-FT).
     """
     opened = open_checkpoint(candidate, layers=target.num_layers)
-    network, mean = opened.network(target), opened.network(target)
+    network = opened.network(target)
+    mean = opened.network(target)
     known = load_network(parent, target)
     warm_start(mean, known.config.taps_of(target.num_layers), known, str(parent))
     with torch.no_grad():
@@ -163,7 +165,8 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     if (path / MANIFEST).is_file():
         return yaml.safe_load(plan.read_text(encoding="utf-8")), FeatureStore.open(path)
     shutil.rmtree(folder.run, ignore_errors=True)
-    settings, traffic = folder.settings, _traffic(folder)
+    settings = folder.settings
+    traffic = _traffic(folder)
     newest = max(one.path.name for one in traffic.shards())
     learnt = traffic.newest("train", config.most)
     held = traffic.newest("held", max(config.most // 4, config.gate.least))
@@ -196,7 +199,8 @@ def mixed_rows(
     """
     if original.settings.target.fingerprint != settings.target.fingerprint:
         raise StoreError(f"{original.folder} is of another target, {original.settings.target.name}: use another store")
-    found, left = [], _tokens(learnt)
+    found = []
+    left = _tokens(learnt)
     for row in stored_rows(original, "train", settings.layout, len(original.rows("train")), seed=seed):
         if left <= 0:
             break
@@ -227,7 +231,8 @@ def recipe_for(
 
     AdamW is used even if that drafter was trained with Muon, whose update takes half of the step on so small a batch.
     """
-    settings, origin = folder.settings, open_checkpoint(folder.generation(0)).provenance
+    settings = folder.settings
+    origin = open_checkpoint(folder.generation(0)).provenance
     optimizer: dict[str, Any] = {"lr": 4e-4, **origin.get("loop", {}).get("optimizer", {}), "kind": "adamw"}
     optimizer["lr"] *= _SLOWER
     try:

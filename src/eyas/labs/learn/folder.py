@@ -85,8 +85,12 @@ class LearnFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.traffic, self.reference, self.run = path / "traffic", path / "reference", path / "run"
-        self._state, self._events, self._busy = path / "state.json", path / "events.jsonl", path / "busy"
+        self.traffic = path / "traffic"
+        self.reference = path / "reference"
+        self.run = path / "run"
+        self._state = path / "state.json"
+        self._events = path / "events.jsonl"
+        self._busy = path / "busy"
 
     @classmethod
     def prepare(cls, path: Path, drafter: Path, wanted: LearnSettings) -> LearnFolder:

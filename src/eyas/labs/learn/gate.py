@@ -74,8 +74,12 @@ class Gate:
         reference: FeatureStore | None, config: GateConfig,
     ) -> None:  # fmt: skip
         """Compare on the held-out `split` of `recent`, and on all of `reference`."""
-        self._served, self._target, self._config = load_network(incumbent, target), target, config
-        self._recent, self._split, self._reference = recent, split, reference
+        self._served = load_network(incumbent, target)
+        self._target = target
+        self._config = config
+        self._recent = recent
+        self._split = split
+        self._reference = reference
         self._replays: dict[tuple[Path, str], _Replay] = {}  # of the incumbent
 
     def judge(self, candidate: Path) -> Judgement:

@@ -87,7 +87,8 @@ class LengthCurve:
         counts = [count for depth, count in zip(offered, accepted, strict=True) if depth]
         if not counts:
             return
-        minute, points = int(self._clock() // _MINUTE), self._points
+        minute = int(self._clock() // _MINUTE)
+        points = self._points
         more = _Point(minute, generation, len(counts), sum(counts))
         if points and points[-1][:2] == more[:2]:
             more = _Point(minute, generation, points[-1].rounds + more.rounds, points[-1].accepted + more.accepted)
@@ -116,14 +117,17 @@ class Learning(Learner):
 
     def __init__(self, config: LearnConfig, poll: float = POLL, client: str = "") -> None:
         """`client`: the owner of these generations; "" = all clients that aren't apart."""
-        self.config, self.client = config, client
+        self.config = config
+        self.client = client
         self.apart: list[Learning] = []
         self._first: NetworkDrafter | None = None
-        self._poll, self._ended = poll, threading.Event()
+        self._poll = poll
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._load: Callable[[Path], NetworkDrafter] = _no_engine
         self._signs = threading.Thread(target=self._sign, name="learn-signs", daemon=True)
-        self._worked, self._working = threading.Event(), False
+        self._worked = threading.Event()
+        self._working = False
         self.folder: LearnFolder | None = None
         self.collector: Collector | None = None
         self.drafter: SwapDrafter | None = None
@@ -139,7 +143,8 @@ class Learning(Learner):
         def around(target: Target, drafter: Drafter) -> Drafter:
             if not isinstance(drafter, NetworkDrafter) or options.source is None:
                 raise UsageError("--learn is for drafters that are networks with files of their own (--draft-model)")
-            source, final = local_directory(options.source), target.num_layers + 1
+            source = local_directory(options.source)
+            final = target.num_layers + 1
             if not source.is_dir():
                 raise UsageError(f"--learn needs the drafter as a folder, and {source} is a file: convert it first")
             facts = captured_target(target, Path(model).name or model)
@@ -148,7 +153,8 @@ class Learning(Learner):
             load = _loader(options, target, model, drafter)
             store = self._open(LearnFolder.prepare(self.config.folder, source, wanted), load, drafter)
             assert self.folder is not None
-            salt, stores = bytes.fromhex(self.folder.settings.salt), {}
+            salt = bytes.fromhex(self.folder.settings.salt)
+            stores = {}
             for client in self.config.apart:
                 name = digest_of(client, salt)
                 path = self.config.folder / "apart" / name
@@ -166,7 +172,8 @@ class Learning(Learner):
         self, folder: LearnFolder, load: Callable[[Path], NetworkDrafter], drafter: NetworkDrafter
     ) -> TrafficStore:
         """Begin with the folder's settled generation, or the first `drafter`; returns the store for its rows."""
-        self.folder, self._load = folder, load
+        self.folder = folder
+        self._load = load
         self._first = self._settled(folder.state.settled) or drafter
         return TrafficStore(folder.traffic, folder.settings.layout, self.config.limit)
 
@@ -266,7 +273,8 @@ class Learning(Learner):
             return
         self.swaps += 1
         if at_once:
-            self.trial, self.serving = None, wanted
+            self.trial = None
+            self.serving = wanted
             self.drafter.generations.offer(wanted, drafter, client=self.client)
             log.info("learning: generation %d serves", wanted)
             return
@@ -329,11 +337,13 @@ class LearnSeries(SeriesCollector):
     """The Prometheus series of a learning server."""
 
     def __init__(self, learning: Learning, model_name: str) -> None:
-        self._learning, self._model = learning, model_name
+        self._learning = learning
+        self._model = model_name
 
     def collect(self) -> Iterable[Metric]:
         """The series of generations, collected rows and the trial."""
-        learning, labels = self._learning, ["model_name"]
+        learning = self._learning
+        labels = ["model_name"]
         collector, trial = learning.collector, learning.trial
         counts = {} if collector is None else collector.counts
         gauges = {

@@ -116,7 +116,8 @@ class Generations:
     def fresh(self) -> Generations:
         """The same generations with slots of their own, without pending offers."""
         made = copy.copy(self)
-        made._lock, made._offered = threading.Lock(), {}
+        made._lock = threading.Lock()
+        made._offered = {}
         made.drafters = {key: one.fresh() for key, one in self.drafters.items()}
         return made
 
@@ -149,7 +150,9 @@ class Generations:
     def take_over(self, used: Iterable[Generation], slots: int, columns: int) -> None:
         """Make slots for offered generations, and release those that aren't `used` and that no row will get."""
         with self._lock:
-            offered, self._offered, choosers = self._offered, {}, self._choosers
+            offered = self._offered
+            self._offered = {}
+            choosers = self._choosers
         if choosers is self._choosing and len(self.drafters) == len(choosers):
             return
         for key, drafter in offered.items():
@@ -176,7 +179,8 @@ class GenerationPairs(SlotPairs):
     """Each row's pairs, kept by the generation that the row began with."""
 
     def __init__(self, generations: Generations, recorder: Recorder | None) -> None:
-        self.generations, self._recorder = generations, recorder
+        self.generations = generations
+        self._recorder = recorder
         self.forgets = any(one.pairs.forgets for one in generations.drafters.values())
         self.resize(0)
 
@@ -267,9 +271,11 @@ class SwapDrafter(Drafter):
     def __init__(self, generation: int, drafter: NetworkDrafter, final: int, recorder: Recorder | None = None) -> None:
         """Begin with this generation; `final` is the target's boundary after the final norm."""
         self.pairs = GenerationPairs(Generations(generation, drafter), recorder)
-        self._reads, self._recorder = drafter.taps, recorder
+        self._reads = drafter.taps
+        self._recorder = recorder
         self.taps = drafter.taps if final in drafter.taps else (*drafter.taps, final)
-        self.max_fanout, self.max_depth = drafter.max_fanout, drafter.max_depth
+        self.max_fanout = drafter.max_fanout
+        self.max_depth = drafter.max_depth
         self.default_tree = drafter.default_tree
         self._drafted: Sequence[bool] | None = None
         """Which rows had a draft in the round whose pairs come next."""
@@ -279,11 +285,13 @@ class SwapDrafter(Drafter):
         return self.pairs.generations
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        drafted, self._drafted = self._drafted, None
+        drafted = self._drafted
+        self._drafted = None
         for slot, drafts, count in zip(rows, drafted or (), counts, strict=False):
             if drafts and count:
                 row = self.pairs.rows[slot]
-                row.tokens, row.rounds = row.tokens + count, row.rounds + 1
+                row.tokens = row.tokens + count
+                row.rounds = row.rounds + 1
         self._give(rows, next_tokens, taps, counts, deferring=False)
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -305,7 +313,8 @@ class SwapDrafter(Drafter):
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
-        wanted, there = [True] * len(rows) if drafting is None else list(drafting), self._by_generation(rows)
+        wanted = [True] * len(rows) if drafting is None else list(drafting)
+        there = self._by_generation(rows)
         parts = [
             (drafter, part)
             for drafter, mine in there

@@ -100,7 +100,9 @@ class TrafficStore:
     """The folder of the traffic shards, with at most `limit` bytes."""
 
     def __init__(self, folder: Path, layout: ShardLayout, limit: int) -> None:
-        self.folder, self.layout, self.limit = folder, layout, limit
+        self.folder = folder
+        self.layout = layout
+        self.limit = limit
         self._last = 0
 
     def shards(self) -> list[TrafficShard]:
@@ -117,7 +119,8 @@ class TrafficStore:
     def make_room(self) -> None:
         """Drop shards until the rest fits, each time the oldest shard of the client with the most bytes."""
         sizes = {shard: _bytes(shard.path) for shard in self.shards()}
-        total, held = sum(sizes.values()), Counter[str]()
+        total = sum(sizes.values())
+        held = Counter[str]()
         for shard, size in sizes.items():
             held[shard.client] += size
         while total > self.limit and sizes:
@@ -125,14 +128,16 @@ class TrafficStore:
             oldest = next(shard for shard in sizes if shard.client == client)
             oldest.path.unlink(missing_ok=True)
             size = sizes.pop(oldest)
-            total, held[client] = total - size, held[client] - size
+            total = total - size
+            held[client] = held[client] - size
 
     def newest(self, split: Split, count: int) -> list[TrafficRow]:
         """At most `count` rows of a split, newest shards first. Clients get equal shares unless some have too few rows.
 
         Without this, the next generation would learn from, and be tested on, only the client that sends the most.
         """
-        waiting, taken = defaultdict[str, list[TrafficShard]](list), Counter[str]()
+        waiting = defaultdict[str, list[TrafficShard]](list)
+        taken = Counter[str]()
         for shard in self.shards():
             if shard.split == split:
                 waiting[shard.client].append(shard)
@@ -232,7 +237,8 @@ def stored_rows(
     numbers = _numbers(store, split)
     columns = [store.layout.taps.index(tap) for tap in layout.taps]
     for index in np.random.default_rng(seed).permutation(len(rows))[:count].tolist():
-        row, found = rows[index], store.read(numbers[index])
+        row = rows[index]
+        found = store.read(numbers[index])
         assert found.final is not None
         final = found.final
         if store.layout.final == "all" and layout.final == "answers":

@@ -46,7 +46,9 @@ class Arm:
 
     def add(self, tokens: int, rounds: int) -> None:
         """Count a request that emitted `tokens` in its drafted `rounds`."""
-        self.requests, self.tokens, self.rounds = self.requests + 1, self.tokens + tokens, self.rounds + rounds
+        self.requests = self.requests + 1
+        self.tokens = self.tokens + tokens
+        self.rounds = self.rounds + rounds
         more = (tokens * tokens, tokens * rounds, rounds * rounds)
         self._squares = tuple(a + b for a, b in zip(self._squares, more, strict=True))  # type: ignore[assignment]
 
@@ -101,7 +103,8 @@ class Canary:
         old, new = self.arms[self.old], self.arms[self.new]
         if min(old.requests, new.requests) < _LEAST:
             return
-        ahead, noise = new.accept_length - old.accept_length, math.sqrt(old.variance + new.variance)
+        ahead = new.accept_length - old.accept_length
+        noise = math.sqrt(old.variance + new.variance)
         if ahead > 0.0 and ahead >= _SURE * noise:
             self.report = CanaryReport("settle", f"{self._figures()}: ahead beyond noise")
         elif ahead < 0.0 and -ahead >= (_SURE if new.requests < ROWS else _BEHIND) * noise:

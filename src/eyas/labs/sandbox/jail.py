@@ -14,10 +14,18 @@ import signal
 import sys
 from typing import Any
 
-_READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # the same values for mount and for mount_setattr
-_MOUNT_SETATTR, _HERE, _RECURSIVE = 442, -100, 0x8000
-_DIE_WITH_PARENT, _KEEP_CAPABILITIES, _NO_NEW_PRIVILEGES = 1, 8, 38
-_CAPABILITY_VERSION, _READ_ANY_FILE = 0x20080522, 1 << 2
+# the same values for mount and for mount_setattr
+_READ_ONLY = 1
+_NO_SETUID = 2
+_NO_DEVICES = 4
+_MOUNT_SETATTR = 442
+_HERE = -100
+_RECURSIVE = 0x8000
+_DIE_WITH_PARENT = 1
+_KEEP_CAPABILITIES = 8
+_NO_NEW_PRIVILEGES = 38
+_CAPABILITY_VERSION = 0x20080522
+_READ_ANY_FILE = 1 << 2
 
 
 def isolate(disk_bytes: int, user: int | None) -> None:
@@ -35,7 +43,8 @@ def isolate(disk_bytes: int, user: int | None) -> None:
 
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SETUID)
     must(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, ctypes.sizeof(attributes)))
-    here, flags = os.getcwd(), ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
+    here = os.getcwd()
+    flags = ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
     for folder in (here, "/proc"):  # /proc shows other processes and their environments
         must(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, f"size={disk_bytes}".encode()))
     os.chdir(here)
@@ -45,7 +54,8 @@ def isolate(disk_bytes: int, user: int | None) -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     kept = 0 if user is None else _READ_ANY_FILE
-    header, capabilities = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)(kept, kept)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    capabilities = (ctypes.c_uint32 * 6)(kept, kept)
     must(libc.capset(header, capabilities))
     must(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
 

@@ -264,9 +264,11 @@ class Tpe:
         except ImportError:
             raise UsageError("search tpe needs Optuna: pip install 'eyas[train]', or use search random") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._knobs = optuna, config.knobs
+        self._optuna = optuna
+        self._knobs = config.knobs
         self._spaces = {name: self._space(knob) for name, knob in config.knobs.items()}
-        done, pending = list(history), list(pending)
+        done = list(history)
+        pending = list(pending)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(

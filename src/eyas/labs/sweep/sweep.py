@@ -160,7 +160,8 @@ class Sweep:
 
     def __init__(self, config: SweepConfig, say: Say) -> None:
         """Check all knobs; ConfigError if the recipe lacks one. `say` gets a line whenever a trial begins or ends."""
-        self.config, self._say = config, say
+        self.config = config
+        self._say = say
         self.trials = Trials(config)
         self.trials.check()
         if config.halving is not None:
@@ -200,7 +201,8 @@ class Sweep:
         Trials that are already trained up to the step at which they are scored are scored here.
         """
         while (values := search.ask()) is not None:
-            trial, until = self.trials.make(values), search.until
+            trial = self.trials.make(values)
+            until = search.until
             known = self.results.get(trial.name)
             if known is not None and known.until == until:
                 search.record(values, None if known.failure else known.accept_length)
@@ -341,7 +343,8 @@ def train_on(cluster: Cluster, sweep: Sweep, workers: int) -> None:
     first = sweep.next_trial(search)
     if first is None:
         return
-    waiting, begun = deque([first]), dict[Key, tuple[Trial, int | None]]()
+    waiting = deque([first])
+    begun = dict[Key, tuple[Trial, int | None]]()
 
     def take(room: int) -> list[Unit]:
         units: list[Unit] = []

@@ -100,7 +100,8 @@ class TrainProcess:
     def __init__(self, trial: Trial, environment: dict[str, str], until: int | None = None) -> None:
         """Start training; blocks while a process of an earlier, killed sweep is still training this trial."""
         trial.folder.mkdir(parents=True, exist_ok=True)
-        self.trial, self.until = trial, until
+        self.trial = trial
+        self.until = until
         self._lock = FileLock(trial.folder / "lock", wait=True)
         trial.write(until)
         self._log = (trial.folder / "log.txt").open("ab")

@@ -106,7 +106,8 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...],
 
 def characters_in(*values: Any) -> int:
     """Count the characters of all strings in JSON values, field names included."""
-    count, left = 0, list(values)
+    count = 0
+    left = list(values)
     while left:
         value = left.pop()
         if isinstance(value, str):

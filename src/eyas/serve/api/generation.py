@@ -82,7 +82,8 @@ class ChoiceOutput:
         self._detokenizer = Detokenizer(tokenizer, shown)
         self._left_out = {token: tokenizer.added_tokens_decoder[token].content for token in special - shown}
         self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
-        self._token_by_token, self._score_all = bool(body.stop_strings), score_all
+        self._token_by_token = bool(body.stop_strings)
+        self._score_all = score_all
         self._hidden_stops = (
             frozenset() if body.include_stop_str_in_output else (special - kept) | {*(body.stop_token_ids or ())}
         )
@@ -162,7 +163,8 @@ class ChoiceOutput:
     def _end_at(self, cut: CutText, delta: OutputDelta) -> None:
         self._emit(cut.text, delta)
         if cut.stop is not None:
-            self.finish_reason, self.stop_string = "stop", cut.stop
+            self.finish_reason = "stop"
+            self.stop_string = cut.stop
 
     def _emit(self, text: str, delta: OutputDelta) -> None:
         self._emitted += len(text)
@@ -227,7 +229,8 @@ class StopStrings:
             if complete:
                 longest = max(complete, key=len)
                 text = self._take(end - len(longest))
-                self._held, self._shown = "", []
+                self._held = ""
+                self._shown = []
                 return CutText(text + longest if self._included else text, longest)
         return CutText(self._take(len(self._held) - max((pattern.matched for pattern in self._patterns), default=0)))
 
@@ -238,7 +241,8 @@ class StopStrings:
     def _take(self, count: int) -> str:
         """Remove the first `count` characters of the held text and return those that are shown."""
         text = "".join(compress(self._held[:count], self._shown))
-        self._held, self._shown = self._held[count:], self._shown[count:]
+        self._held = self._held[count:]
+        self._shown = self._shown[count:]
         return text
 
 
@@ -286,10 +290,13 @@ class Generation:
         self, context: ServerContext, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput],
         clocks: list[SequenceClock],
     ) -> None:  # fmt: skip
-        self.context, self.request, self.outputs = context, request, outputs
+        self.context = context
+        self.request = request
+        self.outputs = outputs
         self.with_logprobs = request.sequences[0].params.logprobs is not None
         """Whether log-probabilities were requested."""
-        self._handle, self._clocks = handle, clocks
+        self._handle = handle
+        self._clocks = clocks
         self._ended: set[int] = set()
 
     @classmethod
@@ -309,7 +316,8 @@ class Generation:
         The request's time limit counts from when it was received. With API keys, cached prefixes are only reused by
         requests with the same key.
         """
-        count, most = len(request.sequences), context.settings.max_choices
+        count = len(request.sequences)
+        most = context.settings.max_choices
         if count > most:
             message = f"{count} answers are requested at once; a request may have at most {most}"
             raise ApiError(400, message, code="too_many_choices", param="n")
@@ -407,7 +415,8 @@ def speculation_of(stats: Stats, detailed: bool = False) -> dict[str, object]:
 
     Draft tokens are counted by a tree's depth, as in `usage.eyas`. `detailed`: with the counts of each round.
     """
-    rounds, most = (stats.offered_by_depth or [0])[0], len(stats.offered_by_depth)
+    rounds = (stats.offered_by_depth or [0])[0]
+    most = len(stats.offered_by_depth)
     by_accepted = (stats.accepted_histogram + [0] * (most + 1))[: most + 1]
     by_accepted[0] -= stats.target_passes - rounds
     every = {

@@ -152,7 +152,8 @@ class LineLimits:
 
     def __init__(self, indent: int, milliseconds: int) -> None:
         """At least `indent` characters of indentation, and at most so many `milliseconds`; 0 = no limit."""
-        self._indent, self._milliseconds = indent, milliseconds
+        self._indent = indent
+        self._milliseconds = milliseconds
         self._began = time.monotonic()
         self._line: str | None = None  # the indentation of the current line so far; None = it is the first, or has text
         self.broken = False
@@ -163,7 +164,8 @@ class LineLimits:
         """The part of the next `text` that belongs to the answer; sets `ended` if it is the last one."""
         for at, character in enumerate(text):
             if character == "\n":
-                self._line, self.broken = "", True
+                self._line = ""
+                self.broken = True
             elif self._line is not None and character in " \t":
                 self._line += character
             elif self._line is not None:
@@ -231,7 +233,8 @@ class LlamaWriter:
 
     def _last(self, content: str) -> Json:
         """The final fields, or those of them that were asked for."""
-        output, body = self._generation.outputs[0], self._body
+        output = self._generation.outputs[0]
+        body = self._body
         stats = output.stats or Stats()
         stop_type = "limit" if self._shortened or output.finish_reason == "length" else "eos"
         if output.stop_string is not None and not self._shortened:

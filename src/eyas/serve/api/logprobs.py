@@ -63,7 +63,8 @@ class Echo:
         if not scored:
             return cls(text)
         detokenizer = Detokenizer(tokenizer, kept=special_token_ids(tokenizer))
-        offsets, length = [], 0
+        offsets = []
+        length = 0
         for token in tokens:
             offsets.append(length)
             length += len(detokenizer.push(token))

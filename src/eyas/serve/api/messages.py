@@ -99,14 +99,16 @@ class BlocksWriter(ChatResponseWriter):
     def _begin(self, block: Json) -> Iterator[Json]:
         yield from self._close()
         self._blocks.append(block)
-        self._written, self._open = "", True
+        self._written = ""
+        self._open = True
         yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
 
     def _close(self) -> Iterator[Json]:
         """End the open block, if there is one."""
         if not self._open:
             return
-        block, self._open = self._blocks[-1], False
+        block = self._blocks[-1]
+        self._open = False
         if block["type"] == "tool_use":
             block["input"] = as_object(self._written)
         else:

@@ -256,7 +256,8 @@ def _gap(tokenizer: Any, form: FillFormat) -> str:
 
 
 def _capabilities(context: ServerContext) -> list[str]:
-    tokenizer, found = context.engine.tokenizer, ["completion"]
+    tokenizer = context.engine.tokenizer
+    found = ["completion"]
     if has_chat_template(tokenizer):
         if shows_tools(tokenizer.chat_template):
             found.append("tools")
@@ -357,13 +358,15 @@ class LinesWriter(ChatResponseWriter):
             elif isinstance(part, ThoughtPiece):
                 yield Said(thought=part.text)
             else:
-                self._call, self._arguments = {"id": part.id, "index": part.index, "name": part.name}, part.arguments
+                self._call = {"id": part.id, "index": part.index, "name": part.name}
+                self._arguments = part.arguments
         for said in self._complete():
             yield said
 
     def _complete(self) -> Iterator[Said]:
         """Yield the call that has been written, if there is one."""
-        call, self._call = self._call, None
+        call = self._call
+        self._call = None
         if call is not None:
             function = call | {"arguments": as_object(self._arguments)}
             yield Said(calls=({"id": function.pop("id"), "function": function},))
@@ -371,7 +374,8 @@ class LinesWriter(ChatResponseWriter):
     def _line(self, said: Said) -> Json:
         line = {"model": self._model, "created_at": _time(time.time()), **self._form(said), "done": False}
         if self.generation.with_logprobs:
-            scored, self.unwritten = self.unwritten, []
+            scored = self.unwritten
+            self.unwritten = []
             line["logprobs"] = chat_logprobs(self.token_texts, scored)["content"]
         return line
 

@@ -95,11 +95,14 @@ class ResponseWriter(ABC):
     chunk_object_name: str
 
     def __init__(self, body: GenerationRequest, generation: Generation, response_id: str) -> None:
-        self.generation, context = generation, generation.context
+        self.generation = generation
+        context = generation.context
         self._tokenizer = context.engine.tokenizer
         self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # without one there is no text
-        self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
-        self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
+        self._usage_at_the_end = body.include_usage
+        self._usage_always = body.continuous_usage
+        self._prompt_alternatives = body.prompt_logprobs
+        self._in_worker = context.in_worker
         self._speculation_level = context.settings.per_request_spec_decode_metrics
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
@@ -141,7 +144,8 @@ class ResponseWriter(ABC):
     async def full(self) -> Json:
         """Generate everything and return the full response."""
         count = len(self.generation.outputs)
-        parts, scored = [list[Part]() for _ in range(count)], [list[ScoredToken]() for _ in range(count)]
+        parts = [list[Part]() for _ in range(count)]
+        scored = [list[ScoredToken]() for _ in range(count)]
         rounds: list[list[Json]] = [[] for _ in range(count)]
         ids: list[list[int]] = [[] for _ in range(count)]
         try:
@@ -291,7 +295,9 @@ class ChatResponseWriter(ResponseWriter):
 
     async def shown_parts(self) -> AsyncGenerator[Part, None]:
         """Yield the parts of the only choice; whitespace is held back until text follows, and dropped before others."""
-        space, in_text, shown = "", False, False
+        space = ""
+        in_text = False
+        shown = False
         async for step in self.generation:
             self.unwritten += step.delta.scored
             for part in self.parse(0, step.delta, step.last):
@@ -378,7 +384,8 @@ class CompletionResponseWriter(ResponseWriter):
         self, body: CompletionRequest, generation: Generation, response_id: str, echoes: Sequence[Echo]
     ) -> None:
         super().__init__(body, generation, response_id)
-        self._echoes, self._alternatives = echoes, body.logprobs
+        self._echoes = echoes
+        self._alternatives = body.logprobs
         self._begun: set[int] = set()
 
     def first_fields(self, choice_index: int) -> Json | None:
@@ -407,7 +414,8 @@ class CompletionResponseWriter(ResponseWriter):
         return self._fields("") | {"finish_reason": self.generation.outputs[choice_index].finish_reason}
 
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
-        text, logprobs = _text(parts), self._logprobs(choice_index, scored)
+        text = _text(parts)
+        logprobs = self._logprobs(choice_index, scored)
         if self._echoes:
             text = self._echoes[choice_index].text + text
         if self._echoes and logprobs is not None:

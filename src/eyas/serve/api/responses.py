@@ -129,7 +129,8 @@ class OutputItemsWriter(ChatResponseWriter):
         """End the open item, if there is one."""
         if not self._open:
             return
-        item, self._open = self._items[-1], False
+        item = self._items[-1]
+        self._open = False
         if item["type"] == "reasoning":
             part = item["content"][0]
             yield self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])

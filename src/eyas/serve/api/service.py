@@ -176,7 +176,8 @@ async def detokenize(body: DetokenizeRequest, context: Context, info: Info) -> A
     """Turn token ids into their text."""
     context.check_model(body.model)
     check_token_ids(body.tokens, context.engine.target.vocab_size, "tokens")
-    decode, size = required(context.engine.tokenizer).decode, 4 * len(body.tokens)
+    decode = required(context.engine.tokenizer).decode
+    size = 4 * len(body.tokens)
     text = await context.in_worker(decode, body.tokens, characters=size, info=info)
     return {"prompt": text, "content": text}
 

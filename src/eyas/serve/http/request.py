@@ -19,7 +19,8 @@ from eyas.serve.context import client_id
 from eyas.serve.errors import ApiError
 
 T = TypeVar("T")
-_LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
+_LINGER_BYTES = 128 << 20
+_LINGER_SECONDS = 5.0
 """How much of an oversized body is read and dropped: a client cut off while sending never sees the error."""
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _MOST_VALUES = 1 << 15
@@ -34,7 +35,9 @@ class BodyLimitMiddleware:
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         """`seconds`: how long a client may pause between two pieces of a body."""
-        self._app, self._limit, self._seconds = app, limit, seconds
+        self._app = app
+        self._limit = limit
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +69,8 @@ class BodyLimitMiddleware:
                 text = f"no more of the body arrived for {self._seconds:g} seconds"
                 raise ApiError(408, text, code="body_too_slow", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
-                got, complete = got + len(message.get("body", b"")), not message.get("more_body")
+                got = got + len(message.get("body", b""))
+                complete = not message.get("more_body")
                 if gzip is not None:
                     message = {**message, "body": gzip.decompress(message.get("body", b""), complete)}
                 if got > self._limit or (gzip is not None and gzip.too_large):
@@ -187,7 +191,8 @@ def _check_count(body: Any) -> None:
     given = [body.get(name) for name in ("prompt", "tokens")] if isinstance(body, dict) else []
     prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MOST_VALUES])]
     ids = {id(each) for each in prompts if isinstance(each, list) and set(map(type, each)) == {int}}
-    count, left = 0, [body]
+    count = 0
+    left = [body]
     while left:
         inside = left.pop()
         if not isinstance(inside, dict | list) or id(inside) in ids:

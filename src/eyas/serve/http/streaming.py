@@ -58,7 +58,8 @@ async def respond(
 
 async def encoded(value: Any) -> bytes:
     """Encode a value as JSON, in pieces between which other requests get a turn."""
-    pieces, loop = [], asyncio.get_running_loop()
+    pieces = []
+    loop = asyncio.get_running_loop()
     until = loop.time() + _SECONDS_AT_ONCE
     for piece in _json_pieces(value):
         pieces.append(piece)
@@ -107,8 +108,10 @@ class EventStream(Response):
         """`write_seconds`: how long the client may read nothing before it is cut off. `end` follows the events."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._write_seconds = events, write_seconds
-        self._typed, self._end = typed, end
+        self._events = events
+        self._write_seconds = write_seconds
+        self._typed = typed
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI
         sender = asyncio.ensure_future(self._send_all(send))

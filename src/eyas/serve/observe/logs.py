@@ -166,7 +166,8 @@ class Logs(Observer):
         """Log the statistics since the last line, and stop logging them."""
         with self._lock:
             self._closed = True
-            timer, self._timer = self._timer, None
+            timer = self._timer
+            self._timer = None
         if timer is not None:
             timer.cancel()
             self._write_statistics()
@@ -211,7 +212,8 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format one line; in text form, a traceback follows on lines of its own."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        message, level = record.getMessage(), record.levelname.lower()
+        message = record.getMessage()
+        level = record.levelname.lower()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._json:
@@ -247,7 +249,8 @@ class StatisticsInterval:
 
     def add(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
         """Count a step, with its decoding round if it had one."""
-        self._state, self._controller = state, controller
+        self._state = state
+        self._controller = controller
         if outcome is None:
             return
         self._rounds += 1
@@ -264,7 +267,9 @@ class StatisticsInterval:
 
     def fields(self, seconds: float) -> dict[str, Any] | None:
         """The fields of the line for an interval of `seconds`; None if the engine made no step."""
-        state, since, controller = self._state, self._since, self._controller
+        state = self._state
+        since = self._since
+        controller = self._controller
         if state is None:
             return None
         generated = state.generated_tokens_total - (since.generated_tokens_total if since else 0)

@@ -95,7 +95,8 @@ class Metrics(Observer):
 
     def __init__(self, model_name: str, endpoints: Collection[str] = ()) -> None:
         """`endpoints`: paths that may become labels; any other path becomes `other`, since clients can make them up."""
-        self._model, self._endpoints = model_name, frozenset(endpoints)
+        self._model = model_name
+        self._endpoints = frozenset(endpoints)
         self._registry = CollectorRegistry()
         labels = ["model_name"]
         self._gauges = {

@@ -54,7 +54,8 @@ class Traces(Observer):
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
         """`model`: the name of the model that is served."""
-        self._provider, self._model = provider, model
+        self._provider = provider
+        self._model = model
         self._tracer = provider.get_tracer("eyas", eyas.__version__)
         self._spans: dict[int, Span] = {}  # by the identity of the sequence: clients choose ids, even the same one
 
@@ -85,7 +86,8 @@ class Traces(Observer):
     def finished(self, finished: FinishedSequence) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span, stats = self._spans.pop(id(finished.sequence)), finished.stats
+        span = self._spans.pop(id(finished.sequence))
+        stats = finished.stats
         found: dict[str, Any] = {
             "gen_ai.response.model": self._model,
             "gen_ai.response.id": finished.sequence.id,

@@ -45,7 +45,8 @@ class _Totals:
 
     def plus(self, outcome: RoundOutput) -> _Totals:
         tokens = sum(len(emitted) for emitted in outcome.tokens)
-        rounds, accepted = list(self.row_rounds), list(self.accepted)
+        rounds = list(self.row_rounds)
+        accepted = list(self.accepted)
         for count, context in zip(outcome.accepted, outcome.contexts, strict=True):
             rounds[context_bucket(context)] += 1
             accepted[context_bucket(context)] += count
@@ -181,9 +182,11 @@ def playground(
     @router.get("/stats")
     async def show_stats() -> dict[str, Any]:
         try:
-            drafts, unavailable = speculating(), None
+            drafts = speculating()
+            unavailable = None
         except ApiError as error:  # no failure of this request: the page waits, and says for what
-            drafts, unavailable = False, str(error)
+            drafts = False
+            unavailable = str(error)
         return {"unavailable": unavailable, "speculating": drafts, "learning": learnt is not None, **gauges.read()}
 
     if learnt is not None:

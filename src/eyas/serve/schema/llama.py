@@ -62,7 +62,8 @@ class LlamaRequest(RequestModel, extra="allow"):
         fields = self.model_dump(exclude_unset=True, exclude={*_NATIVE, *names_ignored(type(self)), "model"})
         chosen = dict(_DEFAULTS)
         if self.samplers is not None and "infill" in self.samplers:
-            chosen, fields = dict(_GREEDY), {name: value for name, value in fields.items() if name not in _OFF}
+            chosen = dict(_GREEDY)
+            fields = {name: value for name, value in fields.items() if name not in _OFF}
         elif self.samplers is not None:
             chosen = {name: _DEFAULTS[name] if name in self.samplers else off for name, off in _OFF.items()}
             fields = {name: value for name, value in fields.items() if name not in _OFF or name in self.samplers}

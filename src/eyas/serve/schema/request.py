@@ -169,7 +169,8 @@ class RequestModel(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Say in `/openapi.json` that null is as good as absent, for every field that may be absent."""
-        made, null = handler(schema), {"type": "null"}
+        made = handler(schema)
+        null = {"type": "null"}
         whole = handler.resolve_ref_schema(made)
         for name in whole.get("properties", {}).keys() - whole.get("required", ()):
             field = whole["properties"][name]
@@ -190,7 +191,8 @@ def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         return
     fields = type(value).model_fields
     for name in sorted(value.model_fields_set & fields.keys()):  # others aren't the model's own
-        inside, field = getattr(value, name), fields[name]
+        inside = getattr(value, name)
+        field = fields[name]
         here = f"{path}.{name}".removeprefix(".")
         why = _why_ignored(field)
         if why is None:

@@ -58,7 +58,8 @@ def tool_call_grammar(
     calls = f"first {'more*' if parallel else ''} {grammar.text(style.end)}"
     if not forced:
         # text up to the marker, which is a token of its own or ends a lazy lexeme
-        marker, thinking = lark_marker(begin, tokenizer), _thinking(tokenizer)
+        marker = lark_marker(begin, tokenizer)
+        thinking = _thinking(tokenizer)
         single_token = not marker.startswith('"')
         head = f"text {marker}" if single_token else f"{thinking} text_and_marker"
         rules += [f"text: {thinking} TEXT"]
@@ -84,7 +85,8 @@ class _MarkedText:
 
     def text(self, text: str) -> str:
         """Lark for a text: its special tokens, and the texts between them."""
-        found, at = [], 0
+        found = []
+        at = 0
         for match in self._special.finditer(text):
             found += [*self._plain(text[at : match.start()]), lark_marker(match[0], self._tokenizer)]
             at = match.end()
@@ -127,8 +129,10 @@ class _CallGrammar(_MarkedText):
 
     def call(self, name: str, parameters: Mapping[str, Any] | None) -> str:
         """Lark for a call of one tool."""
-        style, schema = self._style, _closed(parameters)
-        before, between = self.text(style.before_name + NAME, name), self.text(style.before_arguments, name)
+        style = self._style
+        schema = _closed(parameters)
+        before = self.text(style.before_name + NAME, name)
+        between = self.text(style.before_arguments, name)
         if style.form in ("object", "named"):
             arguments = self.rule(f"%json {_dump(schema)}")
         elif style.form == "elements":
@@ -145,7 +149,8 @@ class _CallGrammar(_MarkedText):
         for key, part, needed in _properties(schema):
             kind = element.text_type if is_text(part) else _type_name(part, element.other_type)
             middle = self.text(element.middle.replace(TYPE, kind))
-            begin, end = f"{self.text(element.begin)} {lark_literal(key)} {middle}", self.text(element.end, key=key)
+            begin = f"{self.text(element.begin)} {lark_literal(key)} {middle}"
+            end = self.text(element.end, key=key)
             found.append(f"({begin} {self._element(part, end, element.cdata)}){'' if needed else '?'}")
         if not found and schema.get("additionalProperties") is not False:
             middle = self.text(element.middle.replace(TYPE, element.text_type))
@@ -202,7 +207,8 @@ class _CallGrammar(_MarkedText):
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """The listed properties of a schema: key, its schema with the definitions, and whether it is required."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    required, properties = schema.get("required", []), schema.get("properties", {})
+    required = schema.get("required", [])
+    properties = schema.get("properties", {})
     for key, part in properties.items() if isinstance(properties, dict) else ():
         yield key, {**(part if isinstance(part, dict) else {}), **shared}, key in required
 
@@ -349,6 +355,7 @@ def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> Grammar
 
 
 def _call_tokens(style: ToolStyle, tokenizer: Any) -> frozenset[int]:
-    special, texts = special_token_ids(tokenizer), style.texts
+    special = special_token_ids(tokenizer)
+    texts = style.texts
     added = tokenizer.get_added_vocab().items()
     return frozenset(number for name, number in added if number in special and any(name in text for text in texts))

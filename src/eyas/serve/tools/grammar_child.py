@@ -32,7 +32,8 @@ def _answer_lines() -> None:
 
     tokenizer: Any = None
     for line in sys.stdin:
-        message, problem = json.loads(line), ""
+        message = json.loads(line)
+        problem = ""
         if "vocabulary" in message:
             tokenizer = llguidance.LLTokenizer(message["vocabulary"], eos_token=message["end"])
         else:
@@ -51,7 +52,8 @@ def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> s
     Errors that show before the first token are left to the server's compiler, whose message is better.
     """
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=library.LLParserLimits(**limits))
-    draw, end = np.random.default_rng(0), time.thread_time() + _TRIAL_SECONDS
+    draw = np.random.default_rng(0)
+    end = time.thread_time() + _TRIAL_SECONDS
     for step in range(_STEPS):
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():

@@ -174,7 +174,8 @@ def is_text(schema: Any) -> bool:
     """Whether an argument with this JSON schema is always a text; unknown ones aren't."""
     if not isinstance(schema, dict):
         return False
-    kinds, values = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else None)
+    kinds = schema.get("type")
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return all(isinstance(value, str) for value in values)
     return kinds in ("string", ["string"])
@@ -218,7 +219,8 @@ class ToolCallParser:
 
     def finish(self) -> list[TextPiece | CallPiece]:
         """Return what was held back, at the end of the answer."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._mode == self._in_element:
             self._arguments(self._element.finish())
         elif self._mode not in (self._after_call, self._in_arguments) and (not self.calls or held.strip()):
@@ -226,7 +228,8 @@ class ToolCallParser:
         return self._drain()
 
     def _drain(self) -> list[TextPiece | CallPiece]:
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         return out
 
     def _text(self, text: str) -> None:
@@ -264,25 +267,31 @@ class ToolCallParser:
     def _open(self, found: Any) -> None:
         """Begin to read a call whose beginning was found."""
         groups = found.groupdict()
-        name, form = groups.get("name"), self.style.form
+        name = groups.get("name")
+        form = self.style.form
         self._untouched = False
         if name is None:
-            self._call, self._mode = CallScanner(), self._in_call
+            self._call = CallScanner()
+            self._mode = self._in_call
             self._call.feed("{")
         elif form == "named":
             self._begin_call(name)
-            self._value, self._mode = ValueScanner(), self._in_value
+            self._value = ValueScanner()
+            self._mode = self._in_value
             self._in_value("{")
         elif form == "elements":
             self._begin_call(name)
-            self._held, self._any_arguments, self._mode = groups.get("rest") or "", False, self._in_arguments
+            self._held = groups.get("rest") or ""
+            self._any_arguments = False
+            self._mode = self._in_arguments
             self._properties = self._schemas.get(name, {}).get("properties") or {}
         else:
             self._name, self._value, self._mode = name, ValueScanner(self.style.quote), self._in_unquoted
             self._value.feed("(" if form == "python" else "{")
 
     def _in_call(self, character: str) -> None:
-        call, named = self._call, self._call.name is not None
+        call = self._call
+        named = self._call.name is not None
         call.feed(character)
         if call.name is not None and not named:
             self._begin_call(call.name)
@@ -292,7 +301,8 @@ class ToolCallParser:
         if call.state is CallState.DONE:
             self._mode = self._after_call
         elif call.state is CallState.BROKEN and call.name is not None:
-            self._held, self._mode = character, self._in_text
+            self._held = character
+            self._mode = self._in_text
             self._in_text(character)
         elif call.state is CallState.BROKEN:
             self._fail(character)
@@ -322,9 +332,11 @@ class ToolCallParser:
         """Between the arguments of a call that is written as elements."""
         found = self._signs.argument.fullmatch(self._held, partial=True)
         if found is not None and not found.partial:
-            key, kind = found["key"], found.groupdict().get("type")
+            key = found["key"]
+            kind = found.groupdict().get("type")
             self._arguments(f"{', ' if self._any_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-            self._any_arguments, self._held = True, ""
+            self._any_arguments = True
+            self._held = ""
             element = self.style.element
             assert element is not None
             text = is_text(self._properties.get(key)) if kind is None else kind == element.text_type
@@ -351,7 +363,8 @@ class ToolCallParser:
             return
         ended = self._signs.end.fullmatch(self._held, partial=True)
         if ended is not None and not ended.partial:
-            self._held, self._mode = "", self._in_text
+            self._held = ""
+            self._mode = self._in_text
         elif ended is None and found is None:
             self._held = self._held[self._signs.tail.match(self._held).end() :]
             self._mode = self._in_text
@@ -360,7 +373,9 @@ class ToolCallParser:
     def _fail(self, character: str) -> None:
         """Emit the held-back text, which is no call; the character that shows this may begin another call."""
         self._text(self._held[:-1])
-        self._held, self._mode, self._untouched = character, self._in_text, False
+        self._held = character
+        self._mode = self._in_text
+        self._untouched = False
         self._in_text(character)
 
 
@@ -428,7 +443,8 @@ class ElementScanner:
         self.done = False
         self._opening = CDATA[0] if cdata else ""
         self._ends = regex.compile(("\n?" if end.startswith("\n") else "") + _pattern(end.strip())) if end else _NEVER
-        self._text, self._nested = text, nested
+        self._text = text
+        self._nested = nested
         self._skips = middle.endswith("\n")
         self._held = self._value = ""
         self._begun = False
@@ -454,7 +470,8 @@ class ElementScanner:
             if found is not None and found.partial:
                 return out
             if found is not None:
-                self.done, self._held = True, ""
+                self.done = True
+                self._held = ""
                 return out + self._complete()
             out += self._take(self._held[0])
             self._held = self._held[1:]
@@ -468,7 +485,8 @@ class ElementScanner:
         if not self._text:
             self._value += text
             return ""
-        quote, self._begun = "" if self._begun else '"', True
+        quote = "" if self._begun else '"'
+        self._begun = True
         return quote + json.dumps(text, ensure_ascii=False)[1:-1]
 
     def _complete(self) -> str:
@@ -543,7 +561,8 @@ class CallScanner:
 
     def take(self) -> str:
         """Return the arguments, as the model wrote them, that arrived since the last `take`."""
-        taken, self._pending = self._pending, ""
+        taken = self._pending
+        self._pending = ""
         return taken
 
     def feed(self, character: str) -> None:
@@ -562,7 +581,8 @@ class CallScanner:
             (CallState.NEXT, "}"): CallState.NEXT if self._nested else CallState.DONE,
         }
         if self.state is CallState.VALUE and self._key == "function" and character == "{" and not self._nested:
-            self.state, self._nested = CallState.KEY, True
+            self.state = CallState.KEY
+            self._nested = True
             return
         if self.state is CallState.VALUE:
             self.state = CallState.BROKEN if character in ",}]:" else CallState.IN_VALUE
@@ -587,7 +607,8 @@ class CallScanner:
         if not self._value.done:
             return
         if self.state is CallState.IN_KEY:
-            self._key, self.state = _text(self._value.text) or "", CallState.COLON
+            self._key = _text(self._value.text) or ""
+            self.state = CallState.COLON
         else:
             self._finish_value()
             self.state = CallState.NEXT

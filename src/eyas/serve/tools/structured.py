@@ -125,7 +125,8 @@ def closed_schema(schema: Any) -> Any:
 
 def _lists_all(part: dict[str, Any]) -> bool:
     """Whether an object needs no properties beyond those it lists; False also for an invalid schema."""
-    named, required = part.get("properties"), part.get("required", [])
+    named = part.get("properties")
+    required = part.get("required", [])
     if not isinstance(named, dict) or not named or not isinstance(required, list):
         return False
     asks_more = "minProperties" in part or "patternProperties" in part

@@ -26,7 +26,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-NAME, ID, NUMBER, KEY, TYPE = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
+NAME = "\ue000"
+ID = "\ue001"
+NUMBER = "\ue002"
+KEY = "\ue003"
+TYPE = "\ue004"
 """The tool's name, the call's id, its number, an argument's key, and the name of its type."""
 TAGS = "<|python_tag|>", "functools"
 """What Llama 3 and Phi-4 may write before objects though their templates don't."""
@@ -268,7 +272,8 @@ class _Renderer:
         one = answer("", 1)
         if one is None:
             one = answer(None, 1)
-        prompt, plain = self._after_question([user], prompt=True), answer(_ANSWER, 0)
+        prompt = self._after_question([user], prompt=True)
+        plain = answer(_ANSWER, 0)
         if one is None or prompt is None or plain is None:
             return None
         two = answer("", 2)
@@ -443,9 +448,12 @@ def _find_elements(text: str, start: int, at: int, name: str) -> _Found | None:
         here += len(part)
     (key, key_stop), (value, value_stop), (other, other_stop), (number, number_stop) = places
     at = text.rfind(name, at, key)
-    opened, middle, joint = text[at + len(name) : key], text[key_stop:value], text[value_stop:other]
+    opened = text[at + len(name) : key]
+    middle = text[key_stop:value]
+    joint = text[value_stop:other]
     begin = _whole_tags(shared_end(opened, joint)).removeprefix(">")
-    end, rest = joint[: len(joint) - len(begin)].replace(first, KEY), text[number_stop:]
+    end = joint[: len(joint) - len(begin)].replace(first, KEY)
+    rest = text[number_stop:]
     if not end.strip() or not begin.strip() or not rest.startswith(end.replace(KEY, second)):
         return None
     middle, text_type, other_type = _typed(middle, text[other_stop:number])

@@ -88,8 +88,10 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
 
 
 def _transformers_decoder(model: Any) -> NativeDecoder:
-    base, config = text_decoder(model), model.config.get_text_config()
-    layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
+    base = text_decoder(model)
+    config = model.config.get_text_config()
+    layers = decoder_layers(model, config.num_hidden_layers)
+    plan = attention_plan(config)
     types = plan.of_layers(config)
     attends = [index for index, kind in enumerate(types) if kind not in plan.recurrent]
     if not attends:
@@ -99,18 +101,25 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     ordered = {"rotary_emb", "embed_positions"} & set(shared)
     if len(ordered) != 1 and (ordered or not plan.recurrent):  # recurrent states depend on the order of tokens
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
-    kinds, heads = sorted({types[index] for index in attends}), config.num_attention_heads
+    kinds = sorted({types[index] for index in attends})
+    heads = config.num_attention_heads
     for index in attends:
         _check_arguments(_parts_of_layer(layers[index])["self_attn"])
     attention: Any = _parts_of_layer(layers[attends[0]])["self_attn"]
-    latent, size = LatentHeads(), int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
-    groups, ropes = heads // getattr(attention, "num_key_value_groups", 1), list[RopeTables]()
+    latent = LatentHeads()
+    size = int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
+    groups = heads // getattr(attention, "num_key_value_groups", 1)
+    ropes = list[RopeTables]()
     if hasattr(attention, "kv_a_proj_with_mqa"):
         latent, tables = latent_heads(attention, shared["rotary_emb"], model.dtype)
-        size, groups, ropes = attention.qk_head_dim, 1, [tables]
+        size = attention.qk_head_dim
+        groups = 1
+        ropes = [tables]
     elif "rotary_emb" in shared:
         ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
-    parts, scales, parallel = [], set(), set()
+    parts = []
+    scales = set()
+    parallel = set()
     for layer, kind in zip(layers, types, strict=True):
         rope = kinds.index(kind) if len(ropes) > 1 and kind in kinds else 0
         parts.append(_layer_parts(layer, plan.windows.get(kind), rope if ropes else None))
@@ -201,7 +210,8 @@ def _factors(layer: Any, mlp: Any) -> LayerFactors:
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
     """Take apart a layer that consists only of norms, attention, a recurrence, and an MLP or experts."""
     parts = _parts_of_layer(layer)
-    beside, of_layer = parts.pop("block_sparse_moe", None), {"self_attn", "mixer", "mlp"} & set(parts)
+    beside = parts.pop("block_sparse_moe", None)
+    of_layer = {"self_attn", "mixer", "mlp"} & set(parts)
     names = next((names for names in _NORMS if set(parts) - of_layer == set(names)), None)
     if names is None or (len(of_layer) == 1) != ("norm" in parts):
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(parts)}")

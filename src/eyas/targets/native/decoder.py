@@ -273,7 +273,9 @@ class NativeDecoder:
             raise UnsupportedModelError("there are no native kernels on this machine")
         self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
-        self._ropes, self._dtype, self._limit = ropes, dtype, form.limit
+        self._ropes = ropes
+        self._dtype = dtype
+        self._limit = form.limit
         self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
@@ -322,7 +324,8 @@ class NativeDecoder:
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         if layer.sinks is not None and (layer.sinks.shape != (heads.queries,) or heads.latent.rank):
             raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
-        of_attention, latent = [Linear()] * 4, Latent()
+        of_attention = [Linear()] * 4
+        latent = Latent()
         if layer.attention is not None:
             width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
             of_attention, latent = self._attention(layer.attention, heads, width, rounds_twice)
@@ -350,7 +353,8 @@ class NativeDecoder:
                 attention, heads.latent, heads.queries, heads.size, width, rounds_twice, self._linear, self._vector
             )
         else:
-            mixed, latent = queries, Latent()
+            mixed = queries
+            latent = Latent()
             if heads.in_turn:
                 parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
             else:
@@ -368,7 +372,8 @@ class NativeDecoder:
         out = self._linear(parts.out, self.hidden, parts.mixed)
         self._kept.append((Linear * len(inputs))(*inputs))
         made = parts.struct(self._kept[-1], out, self.state_size, kept)
-        self.recurrent, self.state_size = self.recurrent + 1, self.state_size + parts.state_size
+        self.recurrent = self.recurrent + 1
+        self.state_size = self.state_size + parts.state_size
         return made
 
     def fold(self, fold: Fold) -> None:
@@ -501,7 +506,8 @@ class NativeDecoder:
         most = max(staged.lengths) + staged.before + staged.columns
         self._grow(most + 1)
         keys, values = cache.addresses()
-        lengths, boundaries = _integers(staged.lengths), _integers(taps)
+        lengths = _integers(staged.lengths)
+        boundaries = _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
         rows = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
         failed = self._kernels.decoder(

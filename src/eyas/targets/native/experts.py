@@ -48,12 +48,14 @@ class NativeExperts(nn.Module):
         if packed is not None:
             first, self.down_proj = packed
         else:
-            both, down = as_linear(form.gate_up, form.gate_up_bias), as_linear(form.down, form.down_bias)
+            both = as_linear(form.gate_up, form.gate_up_bias)
+            down = as_linear(form.down, form.down_bias)
             first = layout(both, False, stacked=getattr(experts, self.first))
             self.down_proj = layout(down, False, stacked=experts.down_proj)
         setattr(self, self.first, first)
         if form.down_bias is not None:  # they stay parameters of the model
-            self.gate_up_proj_bias, self.down_proj_bias = experts.gate_up_proj_bias, experts.down_proj_bias
+            self.gate_up_proj_bias = experts.gate_up_proj_bias
+            self.down_proj_bias = experts.down_proj_bias
         size, hidden = self.intermediate_dim, self.hidden_dim
         parts = 1 + form.gated
         wanted = [(first, part, parts, size) for part in range(parts)] + [(self.down_proj, 0, 1, hidden)]
@@ -73,8 +75,10 @@ class NativeExperts(nn.Module):
         """Sum the outputs of experts `top_k_index` [T, K] for states [T, H], weighted by `top_k_weights` [T, K]."""
         if torch.is_grad_enabled() and hidden_states.requires_grad:
             raise RuntimeError("native experts have no gradient: set EYAS_NATIVE=0 to train through a target's layers")
-        x, weights = hidden_states.float().contiguous(), top_k_weights.float().contiguous()
-        ids, out = top_k_index.long().contiguous(), torch.empty_like(x)
+        x = hidden_states.float().contiguous()
+        weights = top_k_weights.float().contiguous()
+        ids = top_k_index.long().contiguous()
+        out = torch.empty_like(x)
         rounds = top_k_weights.dtype == torch.bfloat16
         struct = self.struct(ids.shape[1], rounds_weights=rounds)
         loaded_kernels().experts(
@@ -89,7 +93,8 @@ class NativeRouter(NativeLinear):
 
     def __init__(self, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__(as_linear(form.weight, form.offset), False)
-        self.form, self._states = form, dtype
+        self.form = form
+        self._states = dtype
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]  # routers' own outputs
         """Return scores [T, E] of states x [..., H], and weights and indices [T, K] of the chosen experts."""
@@ -145,7 +150,8 @@ def _is_stacked(module: nn.Module) -> bool:
 
 def _packed(module: Any) -> Packed | None:
     """The packed stacks of a module of experts; None if it has no or other stacks."""
-    both, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
+    both = getattr(module, "gate_up_proj", None)
+    down = getattr(module, "down_proj", None)
     if not isinstance(both, PackedLinear) or not isinstance(down, PackedLinear) or down.stacked is None:
         return None
     return both, down
@@ -190,7 +196,8 @@ def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype, packed:
     states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()
     states[1] *= 100.0  # some experts clip large values
     first, middle, last = _tried_experts(count)
-    ids, weights = torch.tensor([[first, last], [middle, first]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+    ids = torch.tensor([[first, last], [middle, first]])
+    weights = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
     given = states.to(dtype), ids, weights.to(dtype)
     try:
         expected = experts(*given).float()

@@ -44,16 +44,19 @@ class NormForm(NamedTuple):
     @torch.inference_mode()
     def of(norm: nn.Module, dtype: torch.dtype) -> NormForm:
         """The form of a norm. Raises UnsupportedModelError for norms of another form."""
-        weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        weight = getattr(norm, "weight", None)
+        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             raise UnsupportedModelError(f"{type(norm).__name__} is neither an RMSNorm nor a LayerNorm")
         if weight.device.type != "cpu":
             raise UnsupportedModelError(f"native passes run on CPUs, but the weights are on {weight.device}")
-        bias, factors = getattr(norm, "bias", None), weight.detach().float()
+        bias = getattr(norm, "bias", None)
+        factors = weight.detach().float()
         shift = torch.zeros_like(factors) if bias is None else bias.detach().float()
         forms = [NormForm(each, eps, twice) for each in (factors, 1 + factors) for twice in (True, False)]
         x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
-        wanted, found = norm(x), []
+        wanted = norm(x)
+        found = []
         for form in (*forms, NormForm(factors, eps, False, shift)):
             made = form._norm(x)
             near = 1e-8 if form.shift is None else 1e-5  # the shift may nearly cancel the rest
@@ -95,7 +98,8 @@ class ExpertsForm(NamedTuple):
 
         Stacks with biases are taken for GPT-OSS's: weights are transposed, and rows of gate and `up` alternate.
         """
-        weights, name = dict(experts.named_parameters()), type(experts).__name__
+        weights = dict(experts.named_parameters())
+        name = type(experts).__name__
         first = "gate_up_proj" if "gate_up_proj" in weights else "up_proj"
         stacks, biases = {first, "down_proj"}, {"gate_up_proj_bias", "down_proj_bias"}
         biased = set(weights) == stacks | biases
@@ -103,7 +107,8 @@ class ExpertsForm(NamedTuple):
             raise UnsupportedModelError(f"{name} has parameters other than stacked weights")
         if any(type(weight.data) is not Tensor or weight.dtype != dtype for weight in weights.values()):
             raise UnsupportedModelError(f"the weights of {name} aren't {dtype}")
-        both, down = weights[first].detach(), weights["down_proj"].detach()
+        both = weights[first].detach()
+        down = weights["down_proj"].detach()
         if biased:
             halves = [(weight[..., ::2], weight[..., 1::2]) for weight in (both, weights["gate_up_proj_bias"].detach())]
             both, of_both = (torch.cat(pair, dim=-1) for pair in halves)
@@ -150,7 +155,8 @@ class RouterForm(NamedTuple):
     @torch.inference_mode()
     def of(router: Any, dtype: torch.dtype) -> RouterForm:
         """The form of a router. Raises UnsupportedModelError for routers that do anything else."""
-        weight, name = getattr(router, "weight", None), type(router).__name__
+        weight = getattr(router, "weight", None)
+        name = type(router).__name__
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in KINDS:
             raise UnsupportedModelError(f"{name} doesn't score experts by one weight")
         x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0))
@@ -164,7 +170,8 @@ class RouterForm(NamedTuple):
         scores, weights, ids = made
         offset = getattr(router, "bias", None)
         rounded = dtype == torch.bfloat16 and scores.equal(scores.bfloat16().to(scores.dtype))
-        products, close = x.float() @ weight.float().T, 1e-2 if rounded else 1e-5
+        products = x.float() @ weight.float().T
+        close = 1e-2 if rounded else 1e-5
         products = products if offset is None else products + offset.float()
         if scores.shape != products.shape or not _close(scores.float(), products, close):
             raise UnsupportedModelError(f"{name} scores experts by more than a product")
@@ -174,7 +181,8 @@ class RouterForm(NamedTuple):
             ids.shape[1], False, False, float(getattr(router, "routed_scaling_factor", 1.0)),
             rounded, weights.dtype == torch.bfloat16,
         )  # fmt: skip
-        best, found = _MOSTLY, None
+        best = _MOSTLY
+        found = None
         for grouped, sigmoid, renormalised in product(form._grouped(router), (False, True), (False, True)):
             tried = grouped._replace(sigmoid=sigmoid, renormalised=renormalised)
             share = tried._agreement(scores.float(), weights.float(), ids)

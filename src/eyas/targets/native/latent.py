@@ -48,7 +48,8 @@ class _Recorder:
     keys: Tensor  # [1, 1, T, P]
 
     def update(self, latents: Tensor, keys: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.latents, self.keys = latents, keys
+        self.latents = latents
+        self.keys = keys
         return latents, keys
 
 
@@ -58,9 +59,13 @@ def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[Laten
 
     Raises UnsupportedModelError if that isn't the normed latent and one key with RoPE for all heads.
     """
-    name, down, norm = type(attention).__name__, attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
+    name = type(attention).__name__
+    down = attention.kv_a_proj_with_mqa
+    norm = attention.kv_a_layernorm
     x = torch.linspace(-3, 5, 4 * down.in_features).view(1, 4, -1).cos().to(dtype)
-    positions, probe, seen = torch.arange(3, 7).unsqueeze(0), torch.empty(0, dtype=dtype), _Recorder()
+    positions = torch.arange(3, 7).unsqueeze(0)
+    probe = torch.empty(0, dtype=dtype)
+    seen = _Recorder()
     turns = rotary(probe, positions)
     attention(hidden_states=x, position_embeddings=turns, attention_mask=None, **given(attention, seen))
     exact = not isinstance(turns, tuple)
@@ -73,7 +78,8 @@ def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[Laten
         raise UnsupportedModelError(f"{name} caches something other than latents and keys")
     if cosines.shape != keys.shape:
         raise UnsupportedModelError(f"{name} has RoPE tables of {cosines.shape[2]} for {keys.shape[2]} features")
-    compressed, form = getattr(attention, "q_a_proj", None), NormForm.of(norm, dtype)
+    compressed = getattr(attention, "q_a_proj", None)
+    form = NormForm.of(norm, dtype)
     if form.shift is not None:
         raise UnsupportedModelError(f"{name} applies a LayerNorm to its latents")
     query_rank = 0 if compressed is None else compressed.out_features
@@ -109,7 +115,9 @@ def latent_parts(
     `linear(module, outputs, inputs)` and `vector(values)` convert to what the kernels take and keep it alive. Raises
     UnsupportedModelError for sizes that don't fit.
     """
-    up, keys, found = attention.kv_b_proj, size - sizes.rotated, kernels()
+    up = attention.kv_b_proj
+    keys = size - sizes.rotated
+    found = kernels()
     lanes = PANEL if found is None else found.lanes
     whole = (keys, sizes.rank, sizes.value_size, sizes.query_rank)
     if any(part % PANEL for part in whole) or sizes.rotated % lanes or sizes.rotated > MOST_ROTATED:
@@ -129,9 +137,12 @@ def latent_parts(
 
     of_keys = linear(attention.kv_a_proj_with_mqa, sizes.rank + sizes.rotated, hidden)
     if not sizes.query_rank:
-        of_queries, query, query_norm = linear(attention.q_proj, heads * size, hidden), Linear(), None
+        of_queries = linear(attention.q_proj, heads * size, hidden)
+        query = Linear()
+        query_norm = None
     else:
         of_queries = linear(attention.q_a_proj, sizes.query_rank, hidden)
-        query, query_norm = linear(attention.q_b_proj, heads * size, sizes.query_rank), norm(attention.q_a_layernorm)
+        query = linear(attention.q_b_proj, heads * size, sizes.query_rank)
+        query_norm = norm(attention.q_a_layernorm)
     parts = Latent(query, query_norm, norm(attention.kv_a_layernorm), absorb, expand)
     return [of_queries, of_keys, Linear()], parts

@@ -66,7 +66,8 @@ class LayerCall:
                 return type(value)(map(cast, value))
             return value
 
-        args, kwargs = [cast(arg) for arg in self.args], {name: cast(arg) for name, arg in self.kwargs.items()}
+        args = [cast(arg) for arg in self.args]
+        kwargs = {name: cast(arg) for name, arg in self.kwargs.items()}
         if args:
             args[0] = states.unsqueeze(0)
         else:
@@ -107,12 +108,17 @@ class SingleLayer(NativeDecoder):
         layer.experts.rounds_scores = layer.experts.rounds_weights = 0
         self._layers = (Layer * 1)(layer)
         self._struct = Decoder.from_buffer_copy(whole._struct)
-        self._struct.layers, self._struct.count, self._struct.limit = self._layers, 1, 0
+        self._struct.layers = self._layers
+        self._struct.count = 1
+        self._struct.limit = 0
         self._struct.bf16 = self._struct.rounds_twice = self._struct.embedding_kind = self._struct.returns_normed = 0
         self._struct.norm = self._struct.position_embedding = None
-        self._struct.mix, self._struct.head = Linear(), Linear()
+        self._struct.mix = Linear()
+        self._struct.head = Linear()
         self._struct.embedding_scale = 1.0
-        self._dtype, self._limit = torch.float32, len(positions)  # the tables end there
+        # the tables end there
+        self._dtype = torch.float32
+        self._limit = len(positions)
         if self._ropes:
             made = zip(*(tables(positions.unsqueeze(0)) for tables in self._ropes), strict=True)
             cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
@@ -125,7 +131,8 @@ class SingleLayer(NativeDecoder):
         `shapes` are the shapes of its keys and values; None = it has a recurrent state.
         """
         states, count = states.contiguous(), len(states)
-        self._struct.embedding, self._struct.embeddings = states.data_ptr(), count
+        self._struct.embedding = states.data_ptr()
+        self._struct.embeddings = count
         cache = _one_slot(self, [shapes], torch.float32, count)
         return self.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
 
@@ -347,7 +354,8 @@ def _layer_refusal(
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
     if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
-    own, shape = native._layers[index].rope, target.kv_shapes[index]
+    own = native._layers[index].rope
+    shape = target.kv_shapes[index]
     refused = None
     others = sorted({-1, *range(len(native._ropes))} - {own}) if shape is not None else ()
     for rope in (own, *others):
@@ -409,8 +417,10 @@ def _widened(layer: nn.Module) -> nn.Module:
 
 def _own_dtype_refusal(target: Passes, native: NativeDecoder, tried: Sequence[int]) -> str | None:
     """How a pass of the decoder differs from the layers `tried`, each run on the states of the pass, or None."""
-    count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
-    cache, tokens = _one_slot(native, target.kv_shapes, target.dtype, count), _tokens(target, count)
+    count = min(_NEAR, target.max_length or _NEAR)
+    layers = target.num_layers
+    cache = _one_slot(native, target.kv_shapes, target.dtype, count)
+    tokens = _tokens(target, count)
     staged = Staged(range(1), count, None, [0], None)
     done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
     states = done.taps.unbind(1)
@@ -421,7 +431,8 @@ def _own_dtype_refusal(target: Passes, native: NativeDecoder, tried: Sequence[in
         return made.float()
 
     head = RoundingTrial(target.model.get_output_embeddings(), target.dtype, logits)
-    gap, scale = (states[0].float() - calls[0].states.float()).abs().amax(), calls[0].states.float().abs().amax()
+    gap = (states[0].float() - calls[0].states.float()).abs().amax()
+    scale = calls[0].states.float().abs().amax()
     if not gap <= 4 * torch.finfo(target.dtype).eps * scale:
         return f"the embedding differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
     trials = {"the head": (head, target.finish(done.logits))}

@@ -24,7 +24,8 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
     """
     if device.type != "cpu" or dtype not in KINDS:
         return None
-    prepacked, found = can_prepack(device, dtype), kernels()
+    prepacked = can_prepack(device, dtype)
+    found = kernels()
     if found is None:
         return PrepackedLinear if prepacked else None
     if not prepacked:

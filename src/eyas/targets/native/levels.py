@@ -30,7 +30,10 @@ class NativeLevels:
         head: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
         """Draft from the `last` states [slots, H]: as they are fed back, and as the `head` reads them."""
-        self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
+        self._decoder = decoder
+        self._cache = cache
+        self._rows = rows
+        self._head = head
         self._last = last
         self._lengths = cache.lengths[rows.start : rows.stop]
         self._staged = 0
@@ -43,7 +46,8 @@ class NativeLevels:
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's W nodes; return the logits [R, W, V] of the tokens that follow them."""
-        width, staged = frontier.tokens.shape[1], self._staged
+        width = frontier.tokens.shape[1]
+        staged = self._staged
         above = self._above or Above(self._last[0][self._rows.start : self._rows.stop].unsqueeze(1), -1)
         if self._parents is not None or width > 1:
             parents = self._parents
@@ -110,7 +114,8 @@ def beam_search(
     tokens, parents = np.empty((2, len(rows), children), np.int64)
     scores, logprobs = np.empty((2, len(rows), children), np.float32)
     most = 0 if search.prices is None else len(search.prices)
-    beams, chosen = np.empty((len(rows), depth - 1, width), np.int64), np.empty(1 + 3 * most, np.int64)
+    beams = np.empty((len(rows), depth - 1, width), np.int64)
+    chosen = np.empty(1 + 3 * most, np.int64)
     chosen_logprobs = np.empty(most + 1, np.float32)
     given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
     cache.reserve(cache.start(rows) + staged)

@@ -234,7 +234,8 @@ MOST_TAPS = constant("MOST_TAPS")
 
 
 def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> Any:
-    function.argtypes, function.restype = list(arguments), result
+    function.argtypes = list(arguments)
+    function.restype = result
     return function
 
 

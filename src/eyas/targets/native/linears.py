@@ -66,7 +66,9 @@ class NativeLinear(PrepackedLinear):
         """As `rows`, multiplied in the given `ways`."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
-        weight, bias = self._prepacked, address(self._wide_bias)  # no tensor operations here
+        # no tensor operations here
+        weight = self._prepacked
+        bias = address(self._wide_bias)
         return Linear(
             weight.data_ptr() + first // PANEL * weight.stride(0) * weight.element_size(),
             bias and bias + 4 * first, outputs, self.in_features, self.kind, ways,

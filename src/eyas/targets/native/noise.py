@@ -43,7 +43,8 @@ def drawn_token(logits: Tensor, row: int, draw: Draw, ahead: int) -> int:
 
     It is `(logits / divisor + scale * noise).argmax()` in float32, without holding the noise of all tokens in memory.
     """
-    draw, threads = draw._replace(position=draw.position + ahead), threads_for(_NOISE_COST * logits.shape[1])
+    draw = draw._replace(position=draw.position + ahead)
+    threads = threads_for(_NOISE_COST * logits.shape[1])
     token: int = loaded_kernels().draw(*_row(logits, row), *draw, threads)
     return token
 
@@ -53,7 +54,9 @@ def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | Non
     found = kernels()
     if found is None or seeds.device.type != "cpu":
         return None
-    seeds, positions, ids = seeds.contiguous(), positions.contiguous(), ids.contiguous()
+    seeds = seeds.contiguous()
+    positions = positions.contiguous()
+    ids = ids.contiguous()
     out = torch.empty(*positions.shape, len(ids))
     found.gumbel(
         seeds.data_ptr(), positions.data_ptr(), *positions.shape, ids.data_ptr(), len(ids), out.data_ptr(),

@@ -27,7 +27,8 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     `mask` [R or 1, 1, Q, K], bool or additive, says which keys a query sees. The others don't affect its sums, not even
     their order. Returns None if the kernels don't take such tensors.
     """
-    found, kinds = kernels(), (torch.float32, torch.bfloat16)
+    found = kernels()
+    kinds = (torch.float32, torch.bfloat16)
     rows, heads, columns, size = query.shape
     if found is None or query.device.type != "cpu" or query.dtype not in kinds or key.dtype != query.dtype:
         return None
@@ -35,7 +36,8 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
         return None
     key, value = (held if held.stride()[2:] == (held.shape[3], 1) else held.contiguous() for held in (key, value))
     seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] >= 0
-    wide, seen = query.float().contiguous(), seen.expand(rows, -1, -1).contiguous()
+    wide = query.float().contiguous()
+    seen = seen.expand(rows, -1, -1).contiguous()
     out = torch.empty(rows, columns, heads, value.shape[3])
     sizes = torch.tensor([rows, heads, columns, size, key.shape[1], key.shape[2], value.shape[3]])
     strides = torch.tensor([*key.stride()[:2], *value.stride()[:2]])
@@ -53,7 +55,8 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
     Both are [..., count], in float32 and int64; equal ones are in the order of their logits.
     """
     logits, shape = logits.contiguous(), (*logits.shape[:-1], count)
-    scores, found = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    scores = torch.empty(shape)
+    found = torch.empty(shape, dtype=torch.int64)
     size = logits.shape[-1]
     loaded_kernels().guess(
         logits.data_ptr(), logits.numel() // size, size, logits.dtype == torch.bfloat16, ids.data_ptr(), count,

@@ -25,7 +25,8 @@ from eyas.runtime import mapped_zeros
 from eyas.targets.native.abi import constant
 from eyas.targets.native.library import PANEL, kernels
 
-GROUP, SUPER = constant("GROUP"), constant("SUPER")
+GROUP = constant("GROUP")
+SUPER = constant("SUPER")
 """Inputs of a block, and blocks of a super-block."""
 LEAST_INPUT = 2.0**-60
 """Blocks of inputs that are all smaller than this count as 0."""
@@ -94,7 +95,8 @@ class WeightBlocks:
 
     def factors(self) -> tuple[Tensor, Tensor | None]:
         """Factors of codes [out, B, 1 or 2] and least weights [out, B, 1], both exact in float32."""
-        scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
+        scales = self.scales.float().view(*self.codes.shape[:2], -1)
+        least = self.least
         wide = None if least is None else least.float().unsqueeze(2)
         if self.kind is WeightFormat.ZERO4 and wide is not None:
             wide = -wide * scales
@@ -185,9 +187,11 @@ PIECE = 2048
 
 def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
     """The kind and panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
-    made, first = torch.empty(0), 0
+    made = torch.empty(0)
+    first = 0
     for piece in pieces:
-        panels, kind = piece.panels(), piece.kind
+        panels = piece.panels()
+        kind = piece.kind
         if not first:
             made = mapped_zeros((-(-out // PANEL), panels.shape[1]), torch.uint8, panels.device)
         made[first : first + len(panels)] = panels
@@ -297,19 +301,25 @@ def nearest4(weight: Tensor) -> WeightBlocks:
     with the same squared error, rounding them costs more quality.
     """
     wide = _padded(weight)
-    lowest, highest = wide.amin(2), wide.amax(2)  # [out, B]
+    # [out, B]
+    lowest = wide.amin(2)
+    highest = wide.amax(2)
     counts = wide.square() + wide.square().mean(2, keepdim=True)  # [out, B, 32]
-    scales, least, codes = torch.zeros_like(lowest).half(), lowest.half(), torch.zeros_like(wide)
+    scales = torch.zeros_like(lowest).half()
+    least = lowest.half()
+    codes = torch.zeros_like(wide)
     errors = torch.full_like(lowest, float("inf"))
     tried = (highest - lowest) / 15, lowest
     for _ in range(_FITS):
         scale, low = (part.half() for part in tried)
-        step, above = scale.float().unsqueeze(2), low.float().unsqueeze(2)
+        step = scale.float().unsqueeze(2)
+        above = low.float().unsqueeze(2)
         found = ((wide - above) / torch.where(step == 0, 1, step)).round_().clamp_(0, 15)
         missed = ((found * step + above - wide).square_() * counts).sum(2)
         better = missed < errors
         errors = torch.where(better, missed, errors)
-        scales, least = torch.where(better, scale, scales), torch.where(better, low, least)
+        scales = torch.where(better, scale, scales)
+        least = torch.where(better, low, least)
         codes = torch.where(better.unsqueeze(2), found, codes)
         tried = _least_squares(found, wide, counts)
     return WeightBlocks(WeightFormat.LEAST4, codes.to(torch.uint8), scales, least)
@@ -325,7 +335,8 @@ def _least_squares(codes: Tensor, wide: Tensor, counts: Tensor) -> tuple[Tensor,
     `counts` [out, B, 32]: by how much each squared error counts.
     """
     total = counts.sum(2).clamp(min=torch.finfo(torch.float32).tiny)
-    middle, mean = (codes * counts).sum(2) / total, (wide * counts).sum(2) / total
+    middle = (codes * counts).sum(2) / total
+    mean = (wide * counts).sum(2) / total
     codes = codes - middle.unsqueeze(2)
     scale = (codes * wide * counts).sum(2) / (codes.square() * counts).sum(2).clamp(min=torch.finfo(torch.float32).tiny)
     return scale, mean - scale * middle

@@ -68,8 +68,10 @@ class PackedLinear(NativeLinear):
         made._dtype = dtype
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
-        made.name, made._tied = name, tied
-        made._kind, made._prepacked = kind, panels
+        made.name = name
+        made._tied = tied
+        made._kind = kind
+        made._prepacked = panels
         first = made.blocks(-(-SAMPLED // made.in_features)).floats(made.in_features)
         made._first = first.to(dtype).flatten()[:SAMPLED]
         return made
@@ -89,7 +91,8 @@ class PackedLinear(NativeLinear):
 
     def untie(self) -> None:
         """Drop the embedding's own weight: from now on, the embedding looks up this one."""
-        self._shared, self._tied = None, True
+        self._shared = None
+        self._tied = True
 
     def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # any dtype is quantized
         return Way.AS_FLOATS if self.as_floats else 0
@@ -105,7 +108,8 @@ class PackedLinear(NativeLinear):
     def chosen(self, ids: Tensor) -> PackedLinear:
         """A layer with only the outputs `ids`."""
         bias = None if self.bias is None else self.bias[ids]
-        rows, shape = self.blocks().rows(ids), (len(ids), self.in_features)
+        rows = self.blocks().rows(ids)
+        shape = (len(ids), self.in_features)
         return self.of_blocks([rows], self.name, self._dtype, shape, bias)
 
     def lookup(self, ids: Tensor) -> Tensor:

@@ -73,7 +73,10 @@ class _MappedPanels:
     """Panels of a file that an earlier process wrote."""
 
     def __init__(self, path: Path, entries: list[_StoredPanels], pages: mmap.mmap) -> None:
-        self._path, self._entries, self._pages, self._taken = path, entries, pages, 0
+        self._path = path
+        self._entries = entries
+        self._pages = pages
+        self._taken = 0
 
     def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
         entry = self._entries[self._taken] if self._taken < len(self._entries) else None
@@ -94,7 +97,9 @@ class _WrittenPanels:
     """Panels that are packed now and written for later processes."""
 
     def __init__(self, path: Path, file: IO[bytes], stack: ExitStack) -> None:
-        self._path, self._file, self._stack = path, file, stack
+        self._path = path
+        self._file = file
+        self._stack = stack
         self._entries: list[_StoredPanels] = []
         self._room = min(MOST, shutil.disk_usage(path.parent).free // 2)
         self._failure: Exception | None = None

@@ -76,7 +76,8 @@ class RecurrentParts:
         `kept` keeps a tensor alive and returns its address. Raises UnsupportedModelError for sizes that don't fit
         vectors.
         """
-        kernel, size = self.conv.kernel_size[0], self.mixed // max(self.heads, 1)
+        kernel = self.conv.kernel_size[0]
+        size = self.mixed // max(self.heads, 1)
         normed = self.key_size if self.factors is not None else PANEL
         fits = (len(self.channels), size, normed, self.norm_size or size)
         if any(part % PANEL for part in fits) or kernel > MOST_TAPS or self.heads % self.key_heads:
@@ -114,7 +115,9 @@ class RecurrentParts:
         more = () if self.multipliers is None else (self.multipliers,)
         wanted = torch.cat((self.channels, self.gates, *more))
         where[wanted] = torch.arange(len(wanted))
-        begins_at, width, first = list[int](), len(wanted), 0
+        begins_at = list[int]()
+        width = len(wanted)
+        first = 0
         for size in sizes:
             for panel in range(first, first + size, PANEL):
                 end = min(panel + PANEL, first + size)
@@ -134,7 +137,8 @@ def recurrent_parts(mixer: Any) -> RecurrentParts:
 
     Raises UnsupportedModelError for modules of an unknown kind.
     """
-    own, name = {key for key, _ in mixer.named_parameters(recurse=False)}, type(mixer).__name__
+    own = {key for key, _ in mixer.named_parameters(recurse=False)}
+    name = type(mixer).__name__
     conv = getattr(mixer, "conv1d", getattr(mixer, "conv", None))
     if not isinstance(conv, nn.Conv1d) or not conv.groups == conv.in_channels == conv.out_channels:
         raise UnsupportedModelError(f"{name} has no depthwise convolution")
@@ -157,7 +161,8 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
         *channels, gates, factors, steps = (part.flatten() for part in parts)
     else:
         *channels, gates, factors, steps = outputs
-    joint, size = torch.cat(channels), int(mixer.head_k_dim)
+    joint = torch.cat(channels)
+    size = int(mixer.head_k_dim)
     keys = (len(joint) - len(gates)) // 2
     norm = mixer.norm if hasattr(mixer, "norm") else mixer.o_norm
     return RecurrentParts(
@@ -171,8 +176,12 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
 def _mamba(mixer: Any) -> RecurrentParts:
     """The parts of a Mamba-2 mixer (Bamba, Granite 4, Nemotron-H; Falcon-H1 scales the outputs of its inputs)."""
     linears = _linears(mixer, (("in_proj",),))
-    heads, channels, mixed = len(mixer.A_log), mixer.conv1d.in_channels, mixer.out_proj.in_features
-    groups, norm, scales = int(mixer.n_groups), getattr(mixer, "norm", None), getattr(mixer, "mup_vector", None)
+    heads = len(mixer.A_log)
+    channels = mixer.conv1d.in_channels
+    mixed = mixer.out_proj.in_features
+    groups = int(mixer.n_groups)
+    norm = getattr(mixer, "norm", None)
+    scales = getattr(mixer, "mup_vector", None)
     norm = None if isinstance(norm, nn.Identity) else norm
     size = getattr(norm, "group_size", mixed // int(getattr(norm, "n_groups", 1)))
     keys = (channels - mixed) // 2
@@ -188,7 +197,8 @@ def _mamba(mixer: Any) -> RecurrentParts:
 
 def _short_convolution(mixer: Any) -> RecurrentParts:
     """The parts of a convolution over the product of two inputs, gated by a third (LFM2)."""
-    linears, none = _linears(mixer, (("in_proj",),)), torch.empty(0, dtype=torch.int64)
+    linears = _linears(mixer, (("in_proj",),))
+    none = torch.empty(0, dtype=torch.int64)
     multipliers, gates, channels = torch.arange(linears[0].out_features).chunk(3)
     return RecurrentParts(
         linears, mixer.out_proj, mixer.conv, channels, gates, none, None, none, none, multipliers=multipliers

@@ -57,7 +57,8 @@ class NativeStates(SlotStates):
     def __init__(self, decoder: Folds, size: int, slots: int) -> None:
         """Allocate the states of `slots` empty slots, `size` floats each. Raises CacheMemoryError."""
         super().__init__(slots)
-        self._decoder, self._size = decoder, size
+        self._decoder = decoder
+        self._size = size
         self._held, self._staged = self._zeros(slots), self._zeros(slots)  # [size] each
         self._inputs = torch.empty(0, 0, 0)  # [layers, T, row size] staged by guesses; else scratch for one layer
         self._guesses = False
@@ -90,7 +91,8 @@ class NativeStates(SlotStates):
     def of_pass(self, tokens: int) -> GivenStates:
         """The rows of the pass that has begun, which runs `tokens` tokens, as the kernels take them."""
         assert self.path is not None
-        layers, row = self._decoder.recurrent if self._guesses else 1, self._decoder.row_size
+        layers = self._decoder.recurrent if self._guesses else 1
+        row = self._decoder.row_size
         self._inputs = torch.empty(layers, tokens, row)
         given = self._given(self.path, self.copies.wanted(self.path.counts, self._lengths))
         sure = (c_int64 * len(self.path.rows))(*self.path.counts)
@@ -130,7 +132,8 @@ class NativeStates(SlotStates):
         self.copies.reshape(slots)
         more = max(0, slots - len(self._held))
         made = self._zeros(2 * more)
-        self._held, self._staged = self._held[:slots] + made[:more], self._staged[:slots] + made[more:]
+        self._held = self._held[:slots] + made[:more]
+        self._staged = self._staged[:slots] + made[more:]
 
     def clear(self, slot: int) -> None:
         self._held[slot].zero_()

@@ -60,7 +60,8 @@ def verdict_file(target: Passes) -> Path | None:
 
 def _made_of(target: Passes) -> str:
     """Everything that a verdict depends on. ValueError for a library's own tensors, OSError for unreadable sources."""
-    found, model = kernels(), target.model
+    found = kernels()
+    model = target.model
     sources = {str(getattr(sys.modules[type(part).__module__], "__file__", None)) for part in model.modules()}
     parts: list[Any] = [
         weights_hash(model), model.config.to_json_string(use_diff=False), code(), found and found.name,

@@ -118,8 +118,13 @@ _ADAM_BYTES = 4 + 4 + 8
 """Bytes of a trained float32 weight, its gradient and AdamW's two moments."""
 
 # Sizes from which a target is no longer a toy, and limits beyond which settings for it look wrong.
-_REAL_VOCABULARY, _REAL_CONTEXT, _REAL_WIDTH = 32_000, 4096, 1024
-_LEAST_COVERED, _LEAST_LENGTH, _LEAST_EPOCHS, _LEAST_DEPTH = 0.99, 1024, 0.5, 0.6
+_REAL_VOCABULARY = 32_000
+_REAL_CONTEXT = 4096
+_REAL_WIDTH = 1024
+_LEAST_COVERED = 0.99
+_LEAST_LENGTH = 1024
+_LEAST_EPOCHS = 0.5
+_LEAST_DEPTH = 0.6
 _LEAST_ANSWERS = 1_000_000
 """With fewer answer tokens, a drafter is only a trial: published ones were trained on 10 to 100 million."""
 _MOST_LR = 5e-4
@@ -156,7 +161,10 @@ class Outlook:
 
     def settings(self) -> Iterator[Setting]:
         """The rows of the table: everything that determines the drafter, the training time and the memory use."""
-        config, loop, target, written = self.config, self.loop, self.target, self.written
+        config = self.config
+        loop = self.loop
+        target = self.target
+        written = self.written
         context = "any length" if target.max_length is None else f"context {target.max_length:,}"
         yield Setting(
             "target",
@@ -167,7 +175,8 @@ class Outlook:
         yield Setting("target dtype", config.target_dtype, _origin(written, "target_dtype", "checkpoint and device"))
         yield from self._network()
         rows = [row for row in self.batches.rows if learnable(row)]
-        tokens, answers = sum(len(row.tokens) for row in rows), sum(int(row.loss_mask.sum()) for row in rows)
+        tokens = sum(len(row.tokens) for row in rows)
+        answers = sum(int(row.loss_mask.sum()) for row in rows)
         yield Setting("data", f"{len(rows):,} chats, {tokens:,} tokens, {answers:,} of them answers", config.source)
         yield Setting("max length", f"{config.max_length:,} tokens", _origin(written, "max_length", "context"))
         if config.segments is not None:
@@ -245,7 +254,10 @@ class Outlook:
 
     def warnings(self) -> Iterator[str]:
         """Warnings about settings that seem to be meant for another model, with advice."""
-        config, loop, target, network = self.config, self.loop, self.target, self.network.config
+        config = self.config
+        loop = self.loop
+        target = self.target
+        network = self.network.config
         yield from self._about_data()
         if target.vocab_size >= _REAL_VOCABULARY and self.vocabulary.covered < _LEAST_COVERED:
             yield (

@@ -117,7 +117,10 @@ class DrafterRun:
         processes: ProcessGroup,
     ) -> None:
         """`batches` is the number of held-out batches; without `decoding`, validations don't decode."""
-        self._objective, self._held_out, self._origin, self._decoding = objective, held_out, origin, decoding
+        self._objective = objective
+        self._held_out = held_out
+        self._origin = origin
+        self._decoding = decoding
         self._count = min(config.validation.batches, batches)
         self._folder = RunFolder(config.output, config.keep_checkpoints)
         self._chosen_by = "decoded_accept_length" if config.validation.decode else "accept_length"
@@ -188,7 +191,8 @@ class RunFolder:
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
         """`keep` is the number of newest checkpoints to keep in addition to the best one; None = all."""
-        self.path, self._keep = path, keep
+        self.path = path
+        self._keep = keep
 
     def checkpoints(self) -> dict[int, Path]:
         """Step -> folder of its checkpoint, in order."""
@@ -311,7 +315,8 @@ def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) ->
 
 
 def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any) -> Path:
-    target, length = loaded.target, cut_length(written, loaded.target)
+    target = loaded.target
+    length = cut_length(written, loaded.target)
     data = open_data(written.source, written.store, written.chats, written.held_out_share, length, target, tokenizer)
     data = data.beginning(written.data_share)
     config = sized(written, target, dtype, data.rows["train"])
@@ -358,7 +363,8 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
 
 def check_positions(config: SizedConfig, network: DraftNetwork) -> None:
     """Raise ConfigError if random starts lead to positions that the drafter doesn't have."""
-    longest, most = config.max_length, getattr(network.config, "max_position_embeddings", None)
+    longest = config.max_length
+    most = getattr(network.config, "max_position_embeddings", None)
     if config.segments is not None:
         longest = min(longest, config.segments.length + config.segments.context)
     if config.loss.random_start is not None and most is not None and config.loss.random_start + longest > most:
@@ -384,7 +390,8 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
     if not (given.keys() <= own.keys() if extended else given.keys() == own.keys()):
         different = ", ".join(sorted(own.keys() ^ given.keys()))
         raise DrafterMismatchError(f"can't start from {name}: only one of the two has {different}")
-    ids, known = network.target_ids, source.target_ids.to(network.target_ids.device)
+    ids = network.target_ids
+    known = source.target_ids.to(network.target_ids.device)
     here, there = _common(ids, known)
     mapped = {id(head.weight) for head in network.heads}
     with torch.no_grad():
@@ -408,8 +415,10 @@ def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwo
         raise DrafterMismatchError(
             f"can't start from {name}: it is a {type(source).__name__}, but the recipe makes a {type(network).__name__}"
         )
-    free, extended = set(_FREE), type(network) is not type(source)
-    wanted, there = network.config.model_dump(), source.config.model_dump()
+    free = set(_FREE)
+    extended = type(network) is not type(source)
+    wanted = network.config.model_dump()
+    there = source.config.model_dump()
     if extended:
         free |= {"norm_output"} | (wanted.keys() - there.keys())
         if there.get("num_hidden_layers", 0) < wanted.get("num_hidden_layers", 0):

@@ -42,7 +42,8 @@ class RunTarget:
 
     def __init__(self, target: EmbeddingAndHead, processes: ProcessGroup | None = None) -> None:
         """`target` is a `Target` if the run needs passes. `processes` share its layers; None = it isn't sharded."""
-        self.target, self.is_sharded = target, processes is not None
+        self.target = target
+        self.is_sharded = processes is not None
         self.processes = ProcessGroup(0, 1, target.device, "none") if processes is None else processes
 
     @property
@@ -155,7 +156,9 @@ class HeldOutDecoding:
     """
 
     def __init__(self, target: RunTarget, tokenizer: Any, rows: Sequence[TokenRow], config: ValidationConfig) -> None:
-        self._target, self._tokenizer, self._config = target, tokenizer, config
+        self._target = target
+        self._tokenizer = tokenizer
+        self._config = config
         longest, processes = target.target.max_length, target.processes
         prompts = choose_prompts(rows, config.prompts, None if longest is None else longest - 1)
         params = SamplingParams(max_tokens=config.max_tokens)
@@ -182,7 +185,9 @@ class HeldOutDecoding:
         tree = tree_for(drafter, None if config.tree is None else parse_tree(config.tree))
         together = min(config.batch_size, len(self._requests))
         engine = Engine(target, self._tokenizer, Speculation(drafter, tree), batch_size=together)
-        pooled, done, most = Stats(), 0, config.max_tokens
+        pooled = Stats()
+        done = 0
+        most = config.max_tokens
         for chunk in engine.stream(self._requests):
             done += len(chunk.token_ids)
             if chunk.completion is not None:

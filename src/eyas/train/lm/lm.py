@@ -325,11 +325,13 @@ class LmObjective:
         count = round(self._repetition.share * len(blocks))
         repeated = [repeat_a_span(block, seed=number * len(blocks) + i) for i, block in enumerate(blocks[:count])]
         losses = self._losses(torch.stack([block for block, _, _ in repeated] + list(blocks[count:])))
-        plain, against = [losses[count:].flatten()], []
+        plain = [losses[count:].flatten()]
+        against = []
         for row, (_, start, span) in zip(losses, repeated, strict=False):
             plain.append(row[: start - 1])
             against.append(repetition_loss(row, start, span, self._repetition.decay))
-        text, loops = torch.cat(plain), torch.cat(against)
+        text = torch.cat(plain)
+        loops = torch.cat(against)
         metrics = {
             "text_loss": (text.sum().item(), float(text.numel())),
             "repetition_loss": (loops.sum().item(), float(loops.numel())),
@@ -341,7 +343,8 @@ class LmObjective:
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):
                 losses = self._losses(blocks)
-                total, count = total + losses.sum().item(), count + losses.numel()
+                total = total + losses.sum().item()
+                count = count + losses.numel()
                 advance("scoring", count, self._held_out.numel())
         return {"validation_loss": total / count}
 
@@ -365,7 +368,8 @@ def repetition_loss(losses: Tensor, start: int, span: int, decay: float) -> Tens
     `start` on equal those `span` positions before them. No gradient flows through p'.
     """
     p = losses.neg().exp()
-    now, before = p[start - 1 :], p[start - 1 - span : len(p) - span].detach()
+    now = p[start - 1 :]
+    before = p[start - 1 - span : len(p) - span].detach()
     return -torch.log1p(-(now - decay * before).abs().clamp(max=1 - 1e-4))
 
 

@@ -33,7 +33,10 @@ class ProcessGroup:
     """The processes of a run as this one sees them; `mode` is none, ddp or fsdp."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device, mode: str) -> None:
-        self.rank, self.world_size, self.device, self.mode = rank, world_size, device, mode
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.mode = mode
         self._wrapped: nn.Module | None = None
 
     @property

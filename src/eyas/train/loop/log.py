@@ -213,8 +213,10 @@ class RunLog:
     """Sends records to all writers and shows progress on the console."""
 
     def __init__(self, steps: int, done: int, writers: list[Writer], console: Console) -> None:
-        self._writers, self._console = writers, console
-        self._steps, self._first = steps, done
+        self._writers = writers
+        self._console = console
+        self._steps = steps
+        self._first = done
         self._began = self._said = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -242,11 +244,13 @@ class RunLog:
     def advance(self, step: int) -> None:
         """Move the progress bar to `step` finished steps; without a bar, print the time left now and then."""
         self._bar.update(self._task, completed=step)
-        now, made = time.monotonic(), step - self._first
+        now = time.monotonic()
+        made = step - self._first
         if self._console.is_terminal or not self._writers or step == self._steps:
             return
         if made == _FIRST_STEPS or now - self._said >= SILENCE:
-            self._said, each = now, (now - self._began) / made
+            self._said = now
+            each = (now - self._began) / made
             left = duration(each * (self._steps - step))
             took = f"{each:.1f} s" if each < 10 else duration(each)
             self._console.print(f"step {step} of {self._steps}: {took} a step, about {left} left", soft_wrap=True)

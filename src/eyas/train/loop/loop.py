@@ -169,7 +169,9 @@ def train(
         threads,
         attention_of_any_shape(),
     ):
-        window, clock, saved = Means(), done.seconds, time.monotonic()
+        window = Means()
+        clock = done.seconds
+        saved = time.monotonic()
         end = min(config.steps, config.until or config.steps)
         for step in range(done.step, end):
             began = time.monotonic()
@@ -187,7 +189,8 @@ def train(
                 speed = joint.count("loss") / max(done.seconds - clock, 1e-9)
                 figures = {"norm": norm, "lr": optimizers[-1].param_groups[0]["lr"], "per_second": speed}
                 log.record(*done, {**joint.means(), **figures})
-                window, clock = Means(), done.seconds
+                window = Means()
+                clock = done.seconds
             judged = done.step % config.validate_every == 0 or last
             if judged:
                 log.record(*done, objective.validate(done, log.validating))
@@ -311,7 +314,8 @@ def explaining_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        full, number = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), getattr(error, "errno", None)
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        number = getattr(error, "errno", None)
         if number not in full and not any(f"os error {each})" in str(error) for each in full):
             raise
         raise CheckpointError(

@@ -16,7 +16,9 @@ from eyas.machine import cpu_trains_in
 
 Rate = Annotated[float, Field(gt=0)]
 
-_LR, _LOWEST_LR, _HIGHEST_LR = 0.6, 1e-4, 1e-3
+_LR = 0.6
+_LOWEST_LR = 1e-4
+_HIGHEST_LR = 1e-3
 _MATRIX_LR, _HIGHEST_MATRIX_LR = 23.0, 0.08
 """`auto` rates times the width. Measured at 256 (0.08 for matrices) and at 576 (0.04, and 1e-3 for the rest); at 4,096
 wide that gives 0.0056, between speculators' 0.001 and Keller Jordan's 0.02, and 1.5e-4, near the published 1e-4."""
@@ -36,7 +38,8 @@ class OptimizerConfig(StrictModel):
         """Resolve `auto` settings for a model of hidden size `width`, whose matrices are `sharded` or whole."""
         kind = self.kind if self.kind != "auto" else "adamw" if sharded else "muon"
         highest = _LOWEST_LR if kind == "adamw" else _HIGHEST_LR  # AdamW's published rate is for matrices too
-        lr, matrix_lr = min(max(_LR / width, _LOWEST_LR), highest), min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR)
+        lr = min(max(_LR / width, _LOWEST_LR), highest)
+        matrix_lr = min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR)
         found = {"lr": lr, "matrix_lr": matrix_lr}
         rates = {name: float(f"{rate:.2g}") for name, rate in found.items() if getattr(self, name) == "auto"}
         return ResolvedOptimizer.model_validate(self.model_dump() | {"kind": kind} | rates)

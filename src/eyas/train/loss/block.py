@@ -166,7 +166,8 @@ class BlockAttention:
 
     def __init__(self, anchors: Anchors, views: Sequence[LayerView]) -> None:
         """`views`: what the slots see in each layer."""
-        self._anchors, self._views = anchors, views
+        self._anchors = anchors
+        self._views = views
         self._context: dict[int, tuple[tuple[Tensor, Tensor | None], ...]] = {}
         self._order: _Order | None = None
         self._parts: dict[LayerView, list[_Parts]] = {}
@@ -207,7 +208,8 @@ class BlockAttention:
 
     def _seen(self, view: LayerView, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
         """The parts that are computed together, with their masks."""
-        device, rows = order.cells.device, self._anchors.rows.index_select(0, order.cells)
+        device = order.cells.device
+        rows = self._anchors.rows.index_select(0, order.cells)
         width = next(iter(self._context.values()))[0][0].shape[2]
         slot = torch.arange(slots, device=device)
         near = torch.ones(slots, slots, dtype=torch.bool, device=device)
@@ -217,7 +219,8 @@ class BlockAttention:
         in_parts = torch.split_with_sizes(rows, order.sizes)
         for stop, count, at in zip(order.stops, order.counts, in_parts, strict=True):
             cells = at.view(-1, count)  # [P, c]
-            last, column = (cells % width)[:, :, None, None], torch.arange(stop, device=device)
+            last = (cells % width)[:, :, None, None]
+            column = torch.arange(stop, device=device)
             context = (column <= last).expand(-1, -1, slots, -1)  # [P, c, B, stop]
             if view.window is not None:
                 context = context & view.window.near(last + 1 + slot.unsqueeze(1), column, last + 1)
@@ -247,7 +250,9 @@ class _Order(NamedTuple):
     @classmethod
     def of(cls, anchors: Anchors, slots: int, device: torch.device) -> _Order:
         """On a CPU, parts are computed one after the other; elsewhere, many larger parts are computed together."""
-        chats, start, parts = anchors.chats, 0, []
+        chats = anchors.chats
+        start = 0
+        parts = []
         most = max(1, (ROWS if device.type == "cpu" else 4 * ROWS) // slots)
         while start < len(chats):
             end = bisect_right(chats, chats[start], start, min(start + most, len(chats)))
@@ -279,7 +284,9 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, context: Tensor, buffer: Tensor | None, parts: _Parts) -> Tensor:
-        ctx.shape, ctx.buffer, ctx.parts = context.shape, buffer, parts
+        ctx.shape = context.shape
+        ctx.buffer = buffer
+        ctx.parts = parts
         seen = context[:, :, : parts.stop].index_select(0, parts.chats).to(own.dtype)
         return torch.cat((seen, own), dim=2)
 
@@ -328,11 +335,14 @@ class _Group(nn.Module):
     def __init__(self, network: BlockNetwork, teacher: Teacher, vocab_size: int, config: LossConfig) -> None:
         super().__init__()
         self.network = network
-        self._teacher, self._vocab_size, self._config = teacher, vocab_size, config
+        self._teacher = teacher
+        self._vocab_size = vocab_size
+        self._config = config
 
     def parts(self, blocks: Blocks) -> list[slice]:
         """The groups of a batch's blocks: at least one, since every process needs gradients of all parameters."""
-        config, count = self.network.config, len(blocks.masked)
+        config = self.network.config
+        count = len(blocks.masked)
         most = max(1, at_once(max(SLOTS, config.hidden_size // 2), blocks.masked.device) // config.block_size)
         if self._config.kl_decay is not None:  # its loss depends on the mean over all guesses
             most = max(1, count)
@@ -345,7 +355,9 @@ class _Group(nn.Module):
 
         hidden [g, B + 1, H] holds the embeddings of each block's slots, then the fused state before the block.
         """
-        network, config, rows = self.network, self._config, blocks.rows()
+        network = self.network
+        config = self._config
+        rows = blocks.rows()
         attention = BlockAttention(blocks.anchors, network.config.views)
         for layer, at in enumerate(range(0, len(context), 2)):
             keys, values = (None, None) if buffers is None else buffers[at : at + 2]
@@ -354,7 +366,8 @@ class _Group(nn.Module):
         loss = partial(
             TokenLoss, self._teacher, target_ids=network.target_ids, vocab_size=self._vocab_size, config=config
         )
-        joined, states = network.joined(block, blocks.before), block.guesses(blocks.before.shape[1])
+        joined = network.joined(block, blocks.before)
+        states = block.guesses(blocks.before.shape[1])
         scores = loss(network.joined_logits, network.joined_parameters())(list(joined.unbind(1)), rows)
         if config.base_weight:
             base = loss(network.logits, head_parameters(network))(list(states.unbind(1)), rows)
@@ -375,7 +388,8 @@ class _Grouped(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count = len(tensors) - len(names)
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-        context, weights = leaves[:count], dict(zip(names, leaves[count:], strict=True))
+        context = leaves[:count]
+        weights = dict(zip(names, leaves[count:], strict=True))
         buffers = [
             torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) if x.requires_grad else None
             for x in context
@@ -400,7 +414,9 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        found, ctx.found = ctx.found, []  # released, so that they can become the parameters' gradients uncopied
+        # released, so that they can become the parameters' gradients uncopied
+        found = ctx.found
+        ctx.found = []
         return None, None, None, *(None if x is None else x.mul_(grad) for x in found)
 
 
@@ -408,7 +424,9 @@ def _total(found: list[TokenScores]) -> TokenScores:
     """The combined scores of all groups; each guess is in exactly one."""
     loss, right, overlap, by_token = found[0]
     for more in found[1:]:
-        loss, right, overlap = loss + more.loss, right | more.right, overlap + more.overlap
+        loss = loss + more.loss
+        right = right | more.right
+        overlap = overlap + more.overlap
         by_token = by_token + more.by_token
     return TokenScores(loss, right, overlap, by_token)
 

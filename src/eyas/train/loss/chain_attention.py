@@ -62,7 +62,9 @@ def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
     On a CPU, blocked matmuls take 0.6 to 0.7 times as long as torch's flash kernel at 512 positions; at 2048, flash is
     faster by a seventh (docs/findings.md).
     """
-    size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
+    size = q.shape[-1]
+    width = q.shape[2]
+    same = q.shape[-1] == v.shape[-1]
     if not q.is_cuda:
         return CpuFlash() if same and width > LONG else Blocked()
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -167,8 +169,11 @@ class Blocked:
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
-        kv, groups = k.shape[1], q.shape[1] // k.shape[1]
-        rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
+        kv = k.shape[1]
+        groups = q.shape[1] // k.shape[1]
+        rows = _folded(q * q.shape[-1] ** -0.5, kv)
+        keys = k.flatten(0, 1)
+        values = v.flatten(0, 1)
         out = rows.new_empty(*rows.shape[:2], v.shape[-1])
         lse = rows.new_empty(*rows.shape[:2], 1, dtype=torch.promote_types(q.dtype, torch.float32))
         for block, seen in self._blocks(q.shape[2], groups):
@@ -184,9 +189,14 @@ class Blocked:
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kv, groups, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-        rows, keys, values = _folded(q * scale, kv), k.flatten(0, 1), v.flatten(0, 1)
-        dout, lse = _folded(grad, kv), _folded(done.lse.unsqueeze(-1), kv)
+        kv = k.shape[1]
+        groups = q.shape[1] // k.shape[1]
+        scale = q.shape[-1] ** -0.5
+        rows = _folded(q * scale, kv)
+        keys = k.flatten(0, 1)
+        values = v.flatten(0, 1)
+        dout = _folded(grad, kv)
+        lse = _folded(done.lse.unsqueeze(-1), kv)
         delta = _folded((grad * done.out).sum(-1, keepdim=True, dtype=lse.dtype), kv)  # [B*kv, S*G, 1]
         drows = torch.empty_like(rows)
         dkeys, dvalues = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (keys, values))
@@ -220,10 +230,12 @@ class Windowed(Blocked):
     """
 
     def __init__(self, window: Window, turn: Callable[[Tensor, int], Tensor]) -> None:
-        self._window, self._turn = window, turn
+        self._window = window
+        self._turn = turn
 
     def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
-        start, window = 0, self._window
+        start = 0
+        window = self._window
         while start < width:
             stop = min(start + BLOCK, width, window.next_step(start))
             dropped = window.dropped(start + 1)
@@ -244,7 +256,8 @@ class Sliding(Blocked):
 
     def _hide(self, scores: Tensor, groups: int, value: float) -> None:
         super()._hide(scores, groups, value)
-        count, keys = scores.shape[1] // groups, scores.shape[2]
+        count = scores.shape[1] // groups
+        keys = scores.shape[2]
         rows = torch.arange(keys - count, keys, device=scores.device).unsqueeze(1)  # where a row's own key is
         earlier = (torch.arange(keys, device=scores.device) <= rows - self._size).unsqueeze(1)  # [R, 1, K]
         torch.unflatten(scores, 1, (count, groups)).masked_fill_(earlier, value)
@@ -299,7 +312,8 @@ class ChainAttention:
         else:
             kernel = Sliding(window.after(len(self._own[layer]) + 1 if layer in self._own else 0))
         if layer not in self._true:
-            self._true[layer], self._own[layer] = (k, v), []
+            self._true[layer] = (k, v)
+            self._own[layer] = []
             out: Tensor = _Causal.apply(kernel, q, k, v)  # type: ignore[no-untyped-call]
             return out
         own = self._own[layer]
@@ -316,7 +330,8 @@ class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: CausalKernel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         done = kernel.forward(q, k, v)
-        ctx.kernel, ctx.extra = kernel, done.extra
+        ctx.kernel = kernel
+        ctx.extra = done.extra
         ctx.save_for_backward(q, k, v, done.out, done.lse)
         return done.out
 
@@ -336,7 +351,8 @@ class _Chain(torch.autograd.Function):
     ) -> Tensor:
         done = kernel.forward(_spread(q, indices, k), k, v)
         lse = _spread_back(done.lse.unsqueeze(-1), indices)  # [1, heads, R, 1]
-        count, kv = len(indices), k.shape[1]
+        count = len(indices)
+        kv = k.shape[1]
         keys, values = (_stacked(own[side::2], count) for side in (0, 1))  # [R, kv, J, .]
         scores = (_grouped(q, kv) @ keys.transpose(2, 3)).to(lse.dtype) * q.shape[-1] ** -0.5  # [R, kv, G, J]
         true = _grouped(lse, kv)  # [R, kv, G, 1]
@@ -347,7 +363,9 @@ class _Chain(torch.autograd.Function):
             _grouped(_spread_back(done.out, indices), kv),
             (true - total).exp().to(v.dtype),
         )
-        ctx.kernel, ctx.extra, ctx.sizes = kernel, done.extra, [x.shape[2] for x in own]
+        ctx.kernel = kernel
+        ctx.extra = done.extra
+        ctx.sizes = [x.shape[2] for x in own]
         ctx.save_for_backward(indices, q, k, v, out, total, weights, *own)
         return _ungrouped(out)
 
@@ -355,12 +373,15 @@ class _Chain(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         indices, q, k, v, out, total, weights, *own = ctx.saved_tensors
-        count, kv, scale = len(indices), k.shape[1], q.shape[-1] ** -0.5
+        count = len(indices)
+        kv = k.shape[1]
+        scale = q.shape[-1] ** -0.5
         done = AttentionOutput(
             _spread(_ungrouped(out), indices, k), _spread(_ungrouped(total), indices, k).squeeze(-1), ctx.extra
         )
         dq, dk, dv = ctx.kernel.backward(_spread(grad, indices, k), _spread(q, indices, k), k, v, done)
-        dout, queries = _grouped(grad, kv), _grouped(q, kv)
+        dout = _grouped(grad, kv)
+        queries = _grouped(q, kv)
         keys, values = (_stacked(own[side::2], count) for side in (0, 1))
         delta = (dout * out).sum(-1, keepdim=True, dtype=total.dtype)
         dscores = (weights * ((dout @ values.transpose(2, 3)).to(total.dtype) - delta) * scale).to(q.dtype)

@@ -60,7 +60,8 @@ def score_guesses(
 ) -> GuessScores:
     """Score logits [m, K, Vd] against the teacher; kl_share [K] is w of the mixed loss, None for other losses."""
     log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    p, covered = lesson.p.to(log_q.dtype), lesson.covered.to(log_q.dtype)
+    p = lesson.p.to(log_q.dtype)
+    covered = lesson.covered.to(log_q.dtype)
     ideal = p.unsqueeze(1)  # [m, 1, Vd]
     right = target_ids[log_q.argmax(-1)] == lesson.best.unsqueeze(1)
     distance = -(log_q @ p.unsqueeze(2)).squeeze(2)  # cross entropy [m, K]
@@ -79,13 +80,17 @@ def score_guesses(
 
     if config.token == "l1":
         loss = _L1_CE * distance + (1 - _L1_CE) * 2 * (1 - overlap)
-        kl_weight, alpha_weight = overlap.new_full((), _L1_CE), torch.full_like(overlap, 2 * (1 - _L1_CE))
+        kl_weight = overlap.new_full((), _L1_CE)
+        alpha_weight = torch.full_like(overlap, 2 * (1 - _L1_CE))
     elif kl_share is None:
         floored = overlap.clamp(min=FLOOR)
-        loss, kl_weight, alpha_weight = -floored.log(), None, floored.reciprocal()
+        loss = -floored.log()
+        kl_weight = None
+        alpha_weight = floored.reciprocal()
     else:
         loss = kl_share * distance + (1 - kl_share) * (1 - overlap)
-        kl_weight, alpha_weight = kl_share.unsqueeze(1), (1 - kl_share).expand_as(overlap)
+        kl_weight = kl_share.unsqueeze(1)
+        alpha_weight = (1 - kl_share).expand_as(overlap)
     if not grad:
         return GuessScores(loss, right, overlap, chance, None)
     short = torch.mul(q, q < full, out=shared)  # q where it is below p
@@ -131,7 +136,8 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
         return from_head
 
     assert batch.top is not None
-    ids, logprobs = batch.top.ids.flatten(0, 1), batch.top.logprobs.flatten(0, 1)
+    ids = batch.top.ids.flatten(0, 1)
+    logprobs = batch.top.logprobs.flatten(0, 1)
     tail = batch.top.tail.flatten()
     draft_ids = torch.full((vocab_size,), -1, device=target_ids.device)
     draft_ids[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
@@ -139,7 +145,9 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
     @torch.no_grad()
     def from_top(indices: Tensor) -> TeacherOutput:
         """Spread the probability of the other V - k tokens evenly, since only their total is stored."""
-        best, logs = ids.index_select(0, indices), logprobs.index_select(0, indices).float()  # [m, k]
+        # [m, k]
+        best = ids.index_select(0, indices)
+        logs = logprobs.index_select(0, indices).float()
         others = max(vocab_size - ids.shape[1], 1)
         full = (tail.index_select(0, indices) / others).unsqueeze(1).repeat(1, len(target_ids) + 1)
         at = draft_ids[best]  # tokens outside the draft vocabulary go to a last column that is dropped
@@ -200,7 +208,8 @@ class TokenLoss:
 
         The mixed loss and D-PACE run over them once more before.
         """
-        steps, device = len(states.sizes), rows.answers.device
+        steps = len(states.sizes)
+        device = rows.answers.device
         kl_share = None
         there = rows.guesses[:steps].T >= 0
         if self.config.kl_decay is not None:
@@ -210,7 +219,8 @@ class TokenLoss:
         scale = scale.expand(there.shape)  # [M, K]
         if self.config.dpace is not None:
             scale = scale * self._dpace_weights(states, rows, there, self.config.dpace)
-        shape, precise = (len(rows.answers), steps), torch.promote_types(states.flat.dtype, torch.float32)
+        shape = (len(rows.answers), steps)
+        precise = torch.promote_types(states.flat.dtype, torch.float32)
         right = torch.zeros(shape, dtype=torch.bool, device=device)
         overlap = torch.zeros(shape, dtype=precise, device=device)
         by_token = torch.zeros(shape[:1], dtype=precise, device=device)
@@ -241,13 +251,15 @@ class TokenLoss:
 
     def _chunks(self, states: Guesses, rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
         """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
-        steps, device = len(states.sizes), rows.answers.device
+        steps = len(states.sizes)
+        device = rows.answers.device
         there = rows.guesses[:steps].T >= 0  # [M, K]
         few = self.config.kl_decay is None and bool(there.sum() < _SPARSE * there.numel())
         if few:
             tokens, which = (index.unsqueeze(1) for index in there.nonzero(as_tuple=True))  # [guesses, 1]
         else:
-            tokens, which = torch.arange(len(there), device=device).unsqueeze(1), torch.arange(steps, device=device)
+            tokens = torch.arange(len(there), device=device).unsqueeze(1)
+            which = torch.arange(steps, device=device)
         head = len(self.target_ids) * states.flat.shape[-1]  # or as many logits as the head has weights
         budget = max(at_once(CHUNK_ELEMENTS, device), head)
         size = max(1, budget // (self.vocab_size + (1 if few else steps) * len(self.target_ids)))
@@ -261,7 +273,8 @@ class TokenLoss:
             with torch.set_grad_enabled(grad):
                 stacked = states.flat[at].detach().requires_grad_(grad)  # [m, k, H]
                 logits = self.head(stacked)  # [m, k, Vd]
-            answers, rows_of = rows.answers[of_chunk.squeeze(1)], None
+            answers = rows.answers[of_chunk.squeeze(1)]
+            rows_of = None
             if few:  # several guesses of one token
                 answers, rows_of = torch.unique_consecutive(answers, return_inverse=True)
             lesson = self.teacher(answers)
@@ -368,7 +381,8 @@ def context_metrics(rows: ChainRows, scores: TokenScores, starts: Tensor) -> Sum
 
     `starts` [B]: where the rows begin in their chats. Syncs with the device once.
     """
-    width, there = rows.counts[0] // len(starts), rows.guesses[0] >= 0
+    width = rows.counts[0] // len(starts)
+    there = rows.guesses[0] >= 0
     before = starts[rows.answers // width] + rows.answers % width + 1  # [M]
     edges = torch.tensor([1024 << i for i in range(len(CONTEXT_BUCKETS) - 1)], device=before.device)
     bucket = torch.bucketize(before, edges, right=True)

@@ -52,8 +52,11 @@ class DraftLoss(nn.Module):
                  by_context: bool = False):  # fmt: skip
         """`by_context`: whether metrics are also reported by context."""
         super().__init__()
-        self.network, self._by_context = network, by_context
-        self._head, self._vocab_size, self._config = head, vocab_size, config
+        self.network = network
+        self._by_context = by_context
+        self._head = head
+        self._vocab_size = vocab_size
+        self._config = config
 
     def forward(
         self,
@@ -77,7 +80,8 @@ class DraftLoss(nn.Module):
             if self.network.config.is_block:
                 from eyas.train.loss.block import block_loss, sampled_anchors
 
-                network, head = cast("BlockNetwork", self.network), (self._head, self._vocab_size)
+                network = cast("BlockNetwork", self.network)
+                head = (self._head, self._vocab_size)
                 anchors = sampled_anchors(batch.loss_mask, self._config.anchors, key)
                 scores, rows = block_loss(network, *head, self._config, batch, seen, anchors, starts)
                 return self._output(scores.loss, rows, scores, batch)
@@ -95,7 +99,9 @@ class DraftLoss(nn.Module):
     def _run(
         self, batch: FeatureBatch, seen: Tensor, taps: Tensor, rows: ChainRows, starts: Tensor | None
     ) -> LossOutput:
-        network, config, ids = self.network, self._config, self.network.target_ids
+        network = self.network
+        config = self._config
+        ids = self.network.target_ids
         steps = list(unrolled(network, batch.tokens, seen, rows, starts))
         token_loss = TokenLoss(
             teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
@@ -109,7 +115,8 @@ class DraftLoss(nn.Module):
 
     def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
         """The summed distance between the states fed back [., H] and the target's states that they approximate."""
-        config, width = self._config, fed[0].shape[-1]
+        config = self._config
+        width = fed[0].shape[-1]
         if taps.shape[2] != 1 or taps.shape[3] != width:
             raise ConfigError(
                 f"feature loss {config.feature} compares states of width {width} with {taps.shape[2]} taps of width "
@@ -178,7 +185,10 @@ class DraftObjective:
         _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config, by_context)
-        self._source, self._noise, self._bf16, self._seed = source, config.noise, bf16, seed
+        self._source = source
+        self._noise = config.noise
+        self._bf16 = bf16
+        self._seed = seed
         self._random_start = config.random_start
 
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:

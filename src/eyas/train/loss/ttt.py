@@ -64,14 +64,17 @@ def unrolled(
         hidden = hidden + 0 * masked.state.to(taps.dtype)  # every process needs a gradient of the masked state
     fed, normed = network.step(last, hidden, positions, attention)
     yield fed.flatten(0, 1), normed.flatten(0, 1)
-    flat, at = tokens.flatten(), positions.flatten()[rows.indices].unsqueeze(0)
+    flat = tokens.flatten()
+    at = positions.flatten()[rows.indices].unsqueeze(0)
     fed = fed.flatten(0, 1).index_select(0, rows.indices).unsqueeze(0)
     for step, count in enumerate(rows.counts[1:], start=1):
         if not count:
             return
-        following, fed = flat[rows.indices[:count] + 1 + step].unsqueeze(0), fed[:, :count]
+        following = flat[rows.indices[:count] + 1 + step].unsqueeze(0)
+        fed = fed[:, :count]
         if masked is not None:
-            following, fed = torch.full_like(following, masked.token), masked.state.to(taps.dtype).expand_as(fed)
+            following = torch.full_like(following, masked.token)
+            fed = masked.state.to(taps.dtype).expand_as(fed)
         fed, normed = network.step(following, fed, at[:, :count] + step, attention)
         yield fed[0], normed[0]
 
@@ -118,10 +121,13 @@ class PositionSampling:
         ahead = np.pad(loss_mask.cpu().numpy(), ((0, 0), (0, steps + 1)))
         width = loss_mask.shape[1]
         whole = ahead[:, 2 : 2 + width]
-        kept, life, shares = whole, np.zeros(whole.shape, dtype=np.int64), [1.0]
+        kept = whole
+        life = np.zeros(whole.shape, dtype=np.int64)
+        shares = [1.0]
         for step in range(1, steps):
             answers = ahead[:, 2 + step : 2 + step + width]
-            whole, pool = whole & answers, np.flatnonzero(kept & answers)
+            whole = whole & answers
+            pool = np.flatnonzero(kept & answers)
             wanted = round(max(self.ratio**step, self.least) * int(whole.sum()))
             kept = np.zeros_like(whole)
             kept.flat[draw.choice(pool, min(wanted, len(pool)), replace=False)] = True
