@@ -153,9 +153,13 @@ def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[
 def _is_steady(model: Any, prompt: Sequence[int]) -> bool:
     """Whether transformers' logits in single steps equal those of a pass over the whole sequence, up to rounding."""
     made = model.generate(
-        torch.tensor([list(prompt)]), max_new_tokens=8, do_sample=False, output_logits=True,
-        return_dict_in_generate=True, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([list(prompt)]),
+        max_new_tokens=8,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
     steps = torch.cat(made.logits)
     whole = tiny.full_forward(model, made.sequences[0].tolist()).logits[0, len(prompt) - 1 : -1]
     return bool((steps - whole).abs().max() <= 1e-3 * whole.abs().max())

@@ -60,9 +60,16 @@ def by_llama(path: Path, ids: list[int]) -> Tensor:
     from llama_cpp import Llama
 
     llm = Llama(
-        str(path), n_ctx=128, n_batch=128, n_threads=1, logits_all=True, flash_attn=False, type_k=0, type_v=0,
+        str(path),
+        n_ctx=128,
+        n_batch=128,
+        n_threads=1,
+        logits_all=True,
+        flash_attn=False,
+        type_k=0,
+        type_v=0,
         verbose=False,
-    )  # fmt: skip
+    )
     llm.eval(ids)
     logits = torch.from_numpy(llm.scores[: len(ids)].copy())
     llm.close()
@@ -89,9 +96,11 @@ def run(path: Path, case: tiny.Case) -> Result:
         rounded = model(tokens).logits[0].double().log_softmax(-1)
     best = completion.logprobs[0].top if completion.logprobs else ()
     return Result(
-        str(case), (rounded - expected).abs().max().item(), (plain - expected).abs().max().item(),
+        str(case),
+        (rounded - expected).abs().max().item(),
+        (plain - expected).abs().max().item(),
         max(abs(value - plain[-1, token].item()) for token, value in best),
-    )  # fmt: skip
+    )
 
 
 def unknown_keys(sources: Path) -> Iterator[str]:

@@ -125,9 +125,14 @@ def compare(path: Path, count: int) -> Result:
     own = list(vectors(path))
     given = sum(tokenizer(text, add_special_tokens=False)["input_ids"] == ids for text, ids in own)
     return Result(
-        path.stem, scheme.rule or scheme.model, len(texts) - len(wrong), len(texts),
-        f"{given} of {len(own)}" if own else "", oracle.ends(scheme.size) == vocabulary.ends, wrong[0] if wrong else "",
-    )  # fmt: skip
+        path.stem,
+        scheme.rule or scheme.model,
+        len(texts) - len(wrong),
+        len(texts),
+        f"{given} of {len(own)}" if own else "",
+        oracle.ends(scheme.size) == vocabulary.ends,
+        wrong[0] if wrong else "",
+    )
 
 
 def vectors(path: Path) -> Iterator[tuple[str, list[int]]]:

@@ -357,10 +357,20 @@ class Replay:
             seconds = factor * (drafting + passing + observing)
             controller.learn(
                 RoundRecord(
-                    texts, lengths, spec, draft, factor * drafting, factor * passing, len(live) + nodes, emitted,
-                    seconds, None, overhead, pairs,
+                    texts,
+                    lengths,
+                    spec,
+                    draft,
+                    factor * drafting,
+                    factor * passing,
+                    len(live) + nodes,
+                    emitted,
+                    seconds,
+                    None,
+                    overhead,
+                    pairs,
                 )
-            )  # fmt: skip
+            )
         for row, path in zip(live, paths, strict=True):
             row.at = row.at + len(path)
             row.unread = 0 if spec is not None else row.unread + 1
@@ -516,10 +526,17 @@ class CopyReplay:
             draft = None if spec is None else VerifiedDraft(tree, paths, emitted)
             chosen.learn(
                 RoundRecord(
-                    texts, lengths, spec, draft, factor * drafting, factor * passing, rows + sum(counts),
-                    sum(map(len, emitted)), factor * (drafting + passing),
+                    texts,
+                    lengths,
+                    spec,
+                    draft,
+                    factor * drafting,
+                    factor * passing,
+                    rows + sum(counts),
+                    sum(map(len, emitted)),
+                    factor * (drafting + passing),
                 )
-            )  # fmt: skip
+            )
         for row, tokens in enumerate(emitted):
             number, at = self._live[row]
             self._live[row] = number, at + len(tokens)

@@ -33,9 +33,17 @@ class Fork:
         stderr: Path | None = None,
     ) -> None:
         _CONTEXT.set_forkserver_preload(
-            ["transformers.models.llama.modeling_llama", "eyas.cli.app", "eyas.engine", "eyas.serve.run",
-             "eyas.labs.sweep.sweep", "eyas.data.capture", "eyas.data.regenerate", "eyas.train.drafter.train"]
-        )  # fmt: skip
+            [
+                "transformers.models.llama.modeling_llama",
+                "eyas.cli.app",
+                "eyas.engine",
+                "eyas.serve.run",
+                "eyas.labs.sweep.sweep",
+                "eyas.data.capture",
+                "eyas.data.regenerate",
+                "eyas.train.drafter.train",
+            ]
+        )
         asked = {
             "ARGUMENTS": [str(argument) for argument in arguments],
             "ENVIRONMENT": dict(os.environ if env is None else env),

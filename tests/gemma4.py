@@ -55,9 +55,12 @@ def assistant(centroids: bool, seed: int = 1, **changes: Any) -> Any:
         "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
     }  # fmt: skip
     config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(**{**_SIZES, **text, **changes}), backbone_hidden_size=HIDDEN,
-        use_ordered_embeddings=centroids, num_centroids=CENTROIDS, centroid_intermediate_top_k=4,
-    )  # fmt: skip
+        text_config=Gemma4TextConfig(**{**_SIZES, **text, **changes}),
+        backbone_hidden_size=HIDDEN,
+        use_ordered_embeddings=centroids,
+        num_centroids=CENTROIDS,
+        centroid_intermediate_top_k=4,
+    )
     model = _scattered(Gemma4AssistantForCausalLM(config), seed)
     if centroids:
         model.masked_embedding.token_ordering.copy_(torch.randperm(config.text_config.vocab_size))

@@ -419,9 +419,15 @@ def build(case: Case) -> Any:
 
 
 def write(
-    path: Path, case: Case, model: Any, *, heads: Mapping[str, np.ndarray] | None = None, companion: bool = False,
-    kind: str = "F32", **more: Any,
-) -> None:  # fmt: skip
+    path: Path,
+    case: Case,
+    model: Any,
+    *,
+    heads: Mapping[str, np.ndarray] | None = None,
+    companion: bool = False,
+    kind: str = "F32",
+    **more: Any,
+) -> None:
     """Write a case's model to a GGUF file in float32; `more`: further keys, `.` written as `__`.
 
     `heads`: tensors of MTP heads, under llama.cpp's names; a `companion` has nothing but them and what they share.

@@ -72,9 +72,14 @@ def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: 
 
 
 def _write(
-    path: Path, architecture: Any, config: Any, tensors: dict[str, torch.Tensor], kind: str, down: str | None = None,
+    path: Path,
+    architecture: Any,
+    config: Any,
+    tensors: dict[str, torch.Tensor],
+    kind: str,
+    down: str | None = None,
     rule: str | None = "default",
-) -> None:  # fmt: skip
+) -> None:
     """Write tensors named by a model's modules; expert weights stay stacked."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("tiny")

@@ -44,12 +44,23 @@ def drafter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     chats = write_rows(folder / "chats.jsonl", rows)
     eyas(
-        "train", "two_layer", f"drafter.target={model}", "drafter.source=online", f"drafter.chats={chats}",
-        "drafter.held_out_share=0.2", f"drafter.output={folder / 'run'}", "drafter.shape.options.width=24",
-        "drafter.max_length=64", "drafter.batch_tokens=128", "drafter.loop.epochs=null", "drafter.loop.steps=4",
-        "drafter.loop.log_every=1", "drafter.validation={batches: 1, prompts: 1, max_tokens: 8, tree: 'chain:2'}",
-        "drafter.device=cpu", "drafter.target_dtype=float32",
-    )  # fmt: skip
+        "train",
+        "two_layer",
+        f"drafter.target={model}",
+        "drafter.source=online",
+        f"drafter.chats={chats}",
+        "drafter.held_out_share=0.2",
+        f"drafter.output={folder / 'run'}",
+        "drafter.shape.options.width=24",
+        "drafter.max_length=64",
+        "drafter.batch_tokens=128",
+        "drafter.loop.epochs=null",
+        "drafter.loop.steps=4",
+        "drafter.loop.log_every=1",
+        "drafter.validation={batches: 1, prompts: 1, max_tokens: 8, tree: 'chain:2'}",
+        "drafter.device=cpu",
+        "drafter.target_dtype=float32",
+    )
     return folder / "run" / "drafter"
 
 

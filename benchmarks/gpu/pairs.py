@@ -120,9 +120,12 @@ def random_pair(sizes: Sizes, device: torch.device) -> Pair:
     make_sure(model)
     shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
     config = Eagle3Config(
-        **shape, draft_vocab_size=sizes.draft_vocab, target_hidden_size=shape["hidden_size"],
-        num_aux_hidden_states=3, taps=choose_taps(model.config),
-    )  # fmt: skip
+        **shape,
+        draft_vocab_size=sizes.draft_vocab,
+        target_hidden_size=shape["hidden_size"],
+        num_aux_hidden_states=3,
+        taps=choose_taps(model.config),
+    )
     with torch.device(device):
         network = Eagle3Network(config)
         set_vocabulary(network, torch.arange(sizes.draft_vocab))

@@ -107,12 +107,20 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
         }  # fmt: skip
         config = DrafterTrainConfig.model_validate(
             {
-                "target": str(TOY_TARGET), "source": "offline", "store": store, "output": run, "device": str(device),
-                "target_dtype": "float32", "batch_tokens": 512, "max_length": 128,
+                "target": str(TOY_TARGET),
+                "source": "offline",
+                "store": store,
+                "output": run,
+                "device": str(device),
+                "target_dtype": "float32",
+                "batch_tokens": 512,
+                "max_length": 128,
                 "shape": {"kind": "eagle3", "draft_vocab_size": 512, "intermediate_size": 256},
-                "loss": {"unroll": 3}, "validation": {"batches": 1, "prompts": 1, "max_tokens": 8}, "loop": loop,
+                "loss": {"unroll": 3},
+                "validation": {"batches": 1, "prompts": 1, "max_tokens": 8},
+                "loop": loop,
             }
-        )  # fmt: skip
+        )
         began = time.perf_counter()
         with redirect_stderr(StringIO()):  # tables and a line for every step
             drafter = load_drafter(train_drafter(config), target)

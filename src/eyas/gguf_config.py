@@ -81,9 +81,18 @@ class Model:
         head = _SIZE_OF_HEADS.get(keys.name, _head_size)(keys, width)
         kinds, window = _kinds(keys, layers)
         return Model(
-            keys, _rows(keys), layers, head, _epsilon(keys), _scale(keys, layers, width, head), kinds, window,
-            _ropes(keys, kinds, head), _caps(keys), _others(keys, layers, width, kinds),
-        )  # fmt: skip
+            keys,
+            _rows(keys),
+            layers,
+            head,
+            _epsilon(keys),
+            _scale(keys, layers, width, head),
+            kinds,
+            window,
+            _ropes(keys, kinds, head),
+            _caps(keys),
+            _others(keys, layers, width, kinds),
+        )
 
     def config(self) -> Any:
         """transformers' config. Raises ModelError if transformers refuses it."""

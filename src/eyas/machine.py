@@ -136,8 +136,10 @@ def report_slow(dtype: torch.dtype) -> None:
     _LOG.warning(
         "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
         "the memory; choose dtype %s to keep it",
-        _slowdown(dtype), name, name,
-    )  # fmt: skip
+        _slowdown(dtype),
+        name,
+        name,
+    )
 
 
 @cache

@@ -363,8 +363,12 @@ class SpareCores:
             self._said = True
             _LOG.warning(
                 "other processes use %.1f of %d cores: %s goes on with %d of %d threads for as long as they do",
-                others, cores, self._work, threads, self._most,
-            )  # fmt: skip
+                others,
+                cores,
+                self._work,
+                threads,
+                self._most,
+            )
         torch.set_num_threads(threads)
 
 

@@ -49,9 +49,15 @@ class Session:
             dtype = resolve_dtype(options.dtype, options.model, resolve_device(options.device))
             options = replace(options, dtype=dtype)
         target = load_target(
-            options.model, dtype=options.dtype, device=options.device, attention=options.attention,
-            compiled=options.compiled, eager=options.eager, quantize=options.quantize, keep_panels=options.keep_panels,
-        )  # fmt: skip
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            attention=options.attention,
+            compiled=options.compiled,
+            eager=options.eager,
+            quantize=options.quantize,
+            keep_panels=options.keep_panels,
+        )
         keep_codes(target, options.kv_cache_dtype)
         tokenizer = load_tokenizer(options.model, template)
         return_freed_memory()
@@ -77,9 +83,14 @@ class Session:
             around = drafter if options.around is None else options.around(self.target, drafter)
             speculation = Speculation(around, spec, options.coupled)
         return Engine(
-            self.target, self.tokenizer, speculation, batch_size=options.batch_size, limits=options.limits,
-            rule=options.rule, controller=controller,
-        )  # fmt: skip
+            self.target,
+            self.tokenizer,
+            speculation,
+            batch_size=options.batch_size,
+            limits=options.limits,
+            rule=options.rule,
+            controller=controller,
+        )
 
     def fixed_engine(self, drafter: Drafter, options: EngineOptions = _DEFAULT) -> Engine:
         """Like `engine`, with one tree for all rounds: a drafter whose default is `auto` gets its own shape instead."""

@@ -25,10 +25,17 @@ def test_parameters_are_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys
     found: dict[str, Any] = {}
 
     def main(
-        model: str, files: Sequence[Path] = (Path("a"),), *, prompts: Path, repeats: int = 3, bf16: bool = False,
-        kinds: Sequence[Literal["x", "y"]] = ("x",), pair: tuple[Path, Path] | None = None,
-        draft_model: Annotated[str | None, "whose drafts"] = None, quantize: Literal["int8"] | None = None,
-    ) -> int:  # fmt: skip
+        model: str,
+        files: Sequence[Path] = (Path("a"),),
+        *,
+        prompts: Path,
+        repeats: int = 3,
+        bf16: bool = False,
+        kinds: Sequence[Literal["x", "y"]] = ("x",),
+        pair: tuple[Path, Path] | None = None,
+        draft_model: Annotated[str | None, "whose drafts"] = None,
+        quantize: Literal["int8"] | None = None,
+    ) -> int:
         found.update(locals())
         return 3 if repeats == 0 else 0
 

@@ -31,14 +31,44 @@ def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: P
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "ab"}) + "\n")
     verified = run(
-        "verify", gguf_file, "--draft-model", drafter, "--prompt-file", rows, "--max-new-tokens", 6,
-        "--batch-sizes", "1", "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "float32", "--transformers",
-    )  # fmt: skip
+        "verify",
+        gguf_file,
+        "--draft-model",
+        drafter,
+        "--prompt-file",
+        rows,
+        "--max-new-tokens",
+        6,
+        "--batch-sizes",
+        "1",
+        "--temperatures",
+        "0,1",
+        "--tree",
+        "chain:2",
+        "--dtype",
+        "float32",
+        "--transformers",
+    )
     assert verified.stdout.rstrip().endswith("\nEQUAL"), verified.output
     as_served = run(
-        "verify", gguf_file, "--draft-model", drafter, "--prompt-file", rows, "--max-new-tokens", 6,
-        "--batch-sizes", "1", "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "auto", "--json",
-    )  # fmt: skip
+        "verify",
+        gguf_file,
+        "--draft-model",
+        drafter,
+        "--prompt-file",
+        rows,
+        "--max-new-tokens",
+        6,
+        "--batch-sizes",
+        "1",
+        "--temperatures",
+        "0,1",
+        "--tree",
+        "chain:2",
+        "--dtype",
+        "auto",
+        "--json",
+    )
     certificate = json.loads(as_served.stdout)
     assert (certificate["weights"], certificate["equal"]) == (None if kernels() is None else "Q8_0", True)
     inspected = run("inspect", gguf_file, "--json")
@@ -59,9 +89,19 @@ def test_trained_for_and_exported_for(run: Run, gguf_file: Path, drafter: Path, 
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"id": str(i), "messages": [*chat, *chat[: i % 2]]}) + "\n" for i in range(2)))
     answered = run(
-        "data", "regenerate", "--model", gguf_file, "--chats", rows, "--output", tmp_path / "answered.jsonl",
-        "--max-new-tokens", 6, "--dtype", "float32",
-    )  # fmt: skip
+        "data",
+        "regenerate",
+        "--model",
+        gguf_file,
+        "--chats",
+        rows,
+        "--output",
+        tmp_path / "answered.jsonl",
+        "--max-new-tokens",
+        6,
+        "--dtype",
+        "float32",
+    )
     assert answered.exit_code == 0, answered.output
     store = tmp_path / "store"
     captured = run("data", "capture", "--model", gguf_file, "--chats", tmp_path / "answered.jsonl", "--output", store)

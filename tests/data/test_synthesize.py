@@ -54,9 +54,15 @@ class Scripted:
                 text, reason = self._script(int(question.id.rpartition("-")[2]), question.turn)
                 message = Message(role=question.role, content=text)
                 yield Reply(
-                    Answer(id=question.id, turn=question.turn, asked=question.digest, message=message,
-                           finish_reason=reason, count=3)
-                )  # fmt: skip
+                    Answer(
+                        id=question.id,
+                        turn=question.turn,
+                        asked=question.digest,
+                        message=message,
+                        finish_reason=reason,
+                        count=3,
+                    )
+                )
 
 
 def talk(number: int, turn: int) -> tuple[str, str]:

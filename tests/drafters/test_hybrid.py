@@ -90,9 +90,12 @@ def test_a_controller_changes_no_token(temperature: float, setting: tuple[float,
     drafter = hybrid()
     controller = make_controller(target, drafter, text, batch, costs(token))
     engine = Engine(
-        target, None, Speculation(drafter, None), limits=Limits(max_running=batch, prefix_tokens=256),
+        target,
+        None,
+        Speculation(drafter, None),
+        limits=Limits(max_running=batch, prefix_tokens=256),
         controller=controller,
-    )  # fmt: skip
+    )
     for _ in range(2):
         done = engine.generate(requests(temperature))
         assert [one.token_ids for one in done] == plain(temperature)

@@ -85,9 +85,12 @@ def test_one_question_a_round(
 
     monkeypatch.setattr(Tensor, "cpu", answer)
     outcome = run_round(
-        Slots(target, cache, sampler), Speculation(drafter, tree), range(ROWS),
-        torch.empty(ROWS, dtype=torch.int64, device=META), drafting,
-    )  # fmt: skip
+        Slots(target, cache, sampler),
+        Speculation(drafter, tree),
+        range(ROWS),
+        torch.empty(ROWS, dtype=torch.int64, device=META),
+        drafting,
+    )
     assert len(asked) == 1
     assert outcome.pass_tokens == tokens
     assert cache.lengths == [len(p) + outcome.accepted[0] for p in prompts]

@@ -58,10 +58,19 @@ def tensors(*, markov: bool = False, own: bool = True, layers: int = 2, vd: int 
 def specforge(**nested: Any) -> dict[str, Any]:
     """SpecForge's config.json, which keeps the target's `tie_word_embeddings`."""
     base = re.llama_config(
-        architectures=["DFlashDraftModel"], model_type="qwen3", draft_vocab_size=..., num_hidden_layers=2,
-        block_size=5, num_target_layers=9, tie_word_embeddings=True, layer_types=["full_attention"] * 2,
-        max_window_layers=2, use_sliding_window=False, sliding_window=None, rope_scaling=None,
-    )  # fmt: skip
+        architectures=["DFlashDraftModel"],
+        model_type="qwen3",
+        draft_vocab_size=...,
+        num_hidden_layers=2,
+        block_size=5,
+        num_target_layers=9,
+        tie_word_embeddings=True,
+        layer_types=["full_attention"] * 2,
+        max_window_layers=2,
+        use_sliding_window=False,
+        sliding_window=None,
+        rope_scaling=None,
+    )
     return base | {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], **nested}}
 
 
@@ -261,21 +270,27 @@ def test_gguf_that_would_be_misread_is_refused(tmp_path: Path) -> None:
     plain = tensors(own=False)
     heads = tensors(markov=True, own=False, vd=re.V)
     tied = plain | {"embed_tokens.weight": torch.ones(re.V, re.H)}
-    for number, (found, keys, reason) in enumerate((
-        (plain, {"dflash.attention.causal": 1}, "attention.causal"),
-        (plain, {"dflash.rope.dimension_sections": [2, 1, 0, 0]}, "dimension_sections"),
-        (plain, {"dflash.attention.sliding_window": 64}, "sliding_window_pattern need"),
-        (plain, {"dflash.attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern need"),
-        (plain, {**_WINDOW, "dflash.attention.sliding_window_pattern": [True]}, "each of the 2 layers"),
-        (plain, {**_WINDOW, "dflash.attention.sliding_window": 4, "dflash.attention.causal": False}, "sees all later"),
-        (plain, {"dflash.sample_from_anchor": True}, "sample_from_anchor"),
-        (plain, {"dflash.target_layers": ...}, "target_layers"),
-        (plain, {"tokenizer.ggml.mask_token_id": ...}, "mask_token_id"),
-        (plain, {"dflash.block_count": 1}, r"blk\.1"),
-        (plain, {"dflash.block_count": 2**31}, "num_hidden_layers"),
-        (tied, {}, "takes the embedding for the head"),
-        (heads, {"dflash.has_confidence_head": False}, "has_confidence_head"),
-    )):  # fmt: skip
+    for number, (found, keys, reason) in enumerate(
+        (
+            (plain, {"dflash.attention.causal": 1}, "attention.causal"),
+            (plain, {"dflash.rope.dimension_sections": [2, 1, 0, 0]}, "dimension_sections"),
+            (plain, {"dflash.attention.sliding_window": 64}, "sliding_window_pattern need"),
+            (plain, {"dflash.attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern need"),
+            (plain, {**_WINDOW, "dflash.attention.sliding_window_pattern": [True]}, "each of the 2 layers"),
+            (
+                plain,
+                {**_WINDOW, "dflash.attention.sliding_window": 4, "dflash.attention.causal": False},
+                "sees all later",
+            ),
+            (plain, {"dflash.sample_from_anchor": True}, "sample_from_anchor"),
+            (plain, {"dflash.target_layers": ...}, "target_layers"),
+            (plain, {"tokenizer.ggml.mask_token_id": ...}, "mask_token_id"),
+            (plain, {"dflash.block_count": 1}, r"blk\.1"),
+            (plain, {"dflash.block_count": 2**31}, "num_hidden_layers"),
+            (tied, {}, "takes the embedding for the head"),
+            (heads, {"dflash.has_confidence_head": False}, "has_confidence_head"),
+        )
+    ):
         with pytest.raises(EyasError, match=reason):
             open_checkpoint(gguf(tmp_path / f"{number}.gguf", found, **keys))
 
@@ -317,17 +332,19 @@ def test_a_gguf_file_of_dflash2(tmp_path: Path) -> None:
     assert (opened.kind.name, opened.config.conv_kernel_size, opened.config.selector_top_k) == ("dflash2", 3, 3)
     found = opened.network().state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
-    for number, (foreign, keys, reason) in enumerate((
-        ({}, {"selector_rank": ...}, "selector_rank is None"),
-        ({}, {"selector_rank": 6}, "candidate_selector"),
-        ({}, {"selector_top_k": True}, "selector_top_k is True"),
-        ({}, {"selector_top_k": 2**31}, "selector_top_k"),
-        ({}, {"conv_group_size": 5}, "conv_group_size 5 must divide"),
-        ({}, {"conv_kernel_size": 2}, "attention_conv"),
-        ({}, {"sample_from_anchor": True}, "sample_from_anchor"),
-        ({"d2t": torch.arange(re.V)}, {}, "has d2t besides"),
-        ({"markov_w1.weight": torch.ones(re.V, 3)}, {}, "has markov_w1.weight besides"),
-    )):  # fmt: skip
+    for number, (foreign, keys, reason) in enumerate(
+        (
+            ({}, {"selector_rank": ...}, "selector_rank is None"),
+            ({}, {"selector_rank": 6}, "candidate_selector"),
+            ({}, {"selector_top_k": True}, "selector_top_k is True"),
+            ({}, {"selector_top_k": 2**31}, "selector_top_k"),
+            ({}, {"conv_group_size": 5}, "conv_group_size 5 must divide"),
+            ({}, {"conv_kernel_size": 2}, "attention_conv"),
+            ({}, {"sample_from_anchor": True}, "sample_from_anchor"),
+            ({"d2t": torch.arange(re.V)}, {}, "has d2t besides"),
+            ({"markov_w1.weight": torch.ones(re.V, 3)}, {}, "has markov_w1.weight besides"),
+        )
+    ):
         with pytest.raises(EyasError, match=reason):
             open_checkpoint(dflash2_gguf(tmp_path / f"{number}.gguf", foreign, **keys)[0]).network()
     with pytest.raises(EyasError, match=r"selector_rank make it a DFlash 2 drafter, but selector_hidden"):

@@ -57,10 +57,13 @@ def test_safeailab_eagle1(bias: bool, qkv: bool, layers: int, head: bool, pickle
     shapes |= {"lm_head.weight": (re.V, re.H)} if head else {}
     tensors = re.numbers(shapes)
     config = re.llama_config(
-        architectures=["LlamaForCausalLM"], draft_vocab_size=..., head_dim=..., attention_bias=...,
+        architectures=["LlamaForCausalLM"],
+        draft_vocab_size=...,
+        head_dim=...,
+        attention_bias=...,
         num_hidden_layers=layers,
         tie_word_embeddings=True,
-    )  # fmt: skip
+    )
     config |= ({} if bias else {"bias": False}) | ({"qkv_bias": True} if qkv else {})
     re.directory(tmp_path, config, tensors, pickled=pickled)
     if pickled:
@@ -140,14 +143,37 @@ def test_torchspec_mla(queries: bool, vllm_names: bool, yarn: bool, pruned: bool
     tensors = re.numbers({**re.third(re.latent("layers.0", queries=queries), vd=vd), **EMBEDDING})
     d2t, covered = re.offsets()
     config = re.llama_config(
-        architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="kimi_k2", head_dim=..., draft_vocab_size=vd,
-        num_key_value_heads=re.N, q_lora_rank=re.Q_RANK if queries else None, kv_lora_rank=re.KV_RANK,
-        qk_nope_head_dim=re.NOPE, qk_rope_head_dim=re.ROT, v_head_dim=re.VALUE, _torchspec_version="0.2", n_group=1,
-        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 1.0,
-                      "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1} if yarn else None,
-        eagle_config={IDS: [2, 30, 58], "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True,
-                      "use_last_layernorm": True, "use_mtp_layernorm": False},
-    )  # fmt: skip
+        architectures=["Eagle3DeepseekV2ForCausalLM"],
+        model_type="kimi_k2",
+        head_dim=...,
+        draft_vocab_size=vd,
+        num_key_value_heads=re.N,
+        q_lora_rank=re.Q_RANK if queries else None,
+        kv_lora_rank=re.KV_RANK,
+        qk_nope_head_dim=re.NOPE,
+        qk_rope_head_dim=re.ROT,
+        v_head_dim=re.VALUE,
+        _torchspec_version="0.2",
+        n_group=1,
+        rope_scaling={
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        }
+        if yarn
+        else None,
+        eagle_config={
+            IDS: [2, 30, 58],
+            "use_aux_hidden_state": True,
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+        },
+    )
     written = tensors if vllm_names else re.midlayer(tensors)
     checkpoint, found = read(
         re.directory(tmp_path, config, {**written, **({"d2t": d2t, "t2d": covered} if pruned else {})})
@@ -199,12 +225,18 @@ def test_vllm(chosen: dict[str, bool], qwen3: bool, tmp_path: Path) -> None:
     d2t, _ = re.offsets()
     config = re.llama_config(
         architectures=["Eagle3Qwen3ForCausalLM" if qwen3 else "Eagle3LlamaForCausalLM"],
-        model_type="qwen3" if qwen3 else "llama", target_hidden_size=re.HT, num_aux_hidden_states=4,
-        num_hidden_layers=1 if qwen3 else 2, attention_bias=not qwen3, mlp_bias=not qwen3, rope_theta=...,
+        model_type="qwen3" if qwen3 else "llama",
+        target_hidden_size=re.HT,
+        num_aux_hidden_states=4,
+        num_hidden_layers=1 if qwen3 else 2,
+        attention_bias=not qwen3,
+        mlp_bias=not qwen3,
+        rope_theta=...,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
         layer_types=["full_attention"] * (1 if qwen3 else 2),
-        **{IDS: [0, 5, 9, 31]}, **chosen,
-    )  # fmt: skip
+        **{IDS: [0, 5, 9, 31]},
+        **chosen,
+    )
     checkpoint, found = read(re.directory(tmp_path, config, {**tensors, "d2t": d2t}))
     same(found, tensors | {"d2t": d2t})
     assert checkpoint.config.taps == (0, 5, 9, 31)
@@ -269,10 +301,13 @@ def test_atom(latent: bool, fc_norm: bool, norm_output: bool, tmp_path: Path) ->
     sizes = {"q_lora_rank": re.Q_RANK, "kv_lora_rank": re.KV_RANK, "qk_nope_head_dim": re.NOPE,
              "qk_rope_head_dim": re.ROT, "v_head_dim": re.VALUE, "head_dim": ...}  # fmt: skip
     config = re.llama_config(
-        draft_vocab_size=re.V, target_hidden_size=re.HT, **chosen, **(sizes if latent else {}),
+        draft_vocab_size=re.V,
+        target_hidden_size=re.HT,
+        **chosen,
+        **(sizes if latent else {}),
         architectures=["Eagle3DeepseekV2ForCausalLM" if latent else "LlamaForCausalLMEagle3"],
         eagle_config={IDS: [3, 8], "use_aux_hidden_state": True},
-    )  # fmt: skip
+    )
     checkpoint, found = read(re.directory(tmp_path, config, tensors if latent else re.midlayer(tensors)))
     same(found, tensors)
     assert checkpoint.kind.name == ("mla" if latent else "eagle3")

@@ -131,9 +131,15 @@ def test_what_was_read_is_written_in_the_same_form(kind: str, served_target: Ser
     size = len(tokenizer())
     windows = {**WINDOW, "num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}
     made = tiny.network(
-        kind, vocab_size=size, draft_vocab_size=size, taps=[2, 4, 5], embedding="shared", head="shared", **windows,
+        kind,
+        vocab_size=size,
+        draft_vocab_size=size,
+        taps=[2, 4, 5],
+        embedding="shared",
+        head="shared",
+        **windows,
         **({"sliding_anchored": True} if kind == "eagle3" else {"num_depths": 4}),
-    )  # fmt: skip
+    )
     set_vocabulary(made, torch.arange(size))
     save_network(made, tmp_path / "own")
     assert open_checkpoint(tmp_path / "own").config == made.config

@@ -116,8 +116,10 @@ def test_the_settings_are_the_published_ones() -> None:
         optimizer = loop.optimizer.resolved(4096, sharded=False)
         assert optimizer.kind == ("muon" if name == "eagle3" else "adamw")
         assert (optimizer.lr, optimizer.betas, optimizer.clip) == (
-            1.5e-4 if name == "eagle3" else 1e-4, (0.9, 0.95), 0.5,
-        )  # fmt: skip
+            1.5e-4 if name == "eagle3" else 1e-4,
+            (0.9, 0.95),
+            0.5,
+        )
         assert (loop.schedule.kind, loop.schedule.warmup) == ("cosine", 0.015)
         assert (loop.epochs, loop.steps) == (5, None)
 
@@ -144,11 +146,19 @@ def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: P
     """The recipe as it is, but for where things lie and how much is validated: so steps come from its epochs."""
     target = save_tiny(model, tmp_path / "target")
     config = section(
-        name, f"drafter.target={target}", "drafter.source=online", "drafter.store=null", f"drafter.chats={chats}",
-        f"drafter.output={tmp_path / 'run'}", "drafter.held_out_share=0.2", "drafter.device=cpu",
-        "drafter.target_dtype=float32", "drafter.validation.batches=1", "drafter.validation.prompts=1",
+        name,
+        f"drafter.target={target}",
+        "drafter.source=online",
+        "drafter.store=null",
+        f"drafter.chats={chats}",
+        f"drafter.output={tmp_path / 'run'}",
+        "drafter.held_out_share=0.2",
+        "drafter.device=cpu",
+        "drafter.target_dtype=float32",
+        "drafter.validation.batches=1",
+        "drafter.validation.prompts=1",
         "drafter.validation.max_tokens=8",
-    )  # fmt: skip
+    )
     place = train_drafter(config)
     made = json.loads((place / "config.json").read_text())
     rows = read_rows(load_tokenizer(str(target)), chats, 0.2, None, made["vocab_size"]).rows["train"]

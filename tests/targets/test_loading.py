@@ -32,8 +32,11 @@ def test_a_saved_model_loads_and_computes_the_same(tmp_path: Path) -> None:
     tokens = tiny.prompts(9)[0]
     torch.testing.assert_close(tiny.full_forward(target.model, tokens).logits, tiny.full_forward(model, tokens).logits)
     assert (target.dtype, target.vocab_size, target.hidden_size, target.num_layers) == (
-        torch.float32, tiny.VOCAB, tiny.HIDDEN, tiny.LAYERS,
-    )  # fmt: skip
+        torch.float32,
+        tiny.VOCAB,
+        tiny.HIDDEN,
+        tiny.LAYERS,
+    )
     assert not target.model.training
     assert not any(p.requires_grad for p in target.model.parameters())
 
@@ -222,9 +225,12 @@ def test_default_taps_are_eagle3s_and_distinct(layers: int, taps: tuple[int, ...
 
 def _phi3(rope: dict[str, Any]) -> Any:
     return tf.Phi3Config(
-        max_position_embeddings=256, hidden_size=32, num_attention_heads=4, rope_parameters=rope,
+        max_position_embeddings=256,
+        hidden_size=32,
+        num_attention_heads=4,
+        rope_parameters=rope,
         original_max_position_embeddings=16,
-    )  # fmt: skip
+    )
 
 
 def test_the_context_ends_where_rope_would_change() -> None:

@@ -162,10 +162,14 @@ def test_a_call_without_content_is_encoded_as_one_with_an_empty_one(
     made.chat_template = f"{{% for m in messages %}}<|user|>{source}<|end|>{{% endfor %}}"
     calls = (ToolCall(function=FunctionCall(name="f", arguments={"x": 1})),)
     null, empty = (
-        [*said("q"), Message(role="assistant", content=content, tool_calls=calls, reasoning_content=reasoning),
-         Message(role="tool", content="1"), *said("q")]
+        [
+            *said("q"),
+            Message(role="assistant", content=content, tool_calls=calls, reasoning_content=reasoning),
+            Message(role="tool", content="1"),
+            *said("q"),
+        ]
         for content in (None, "")
-    )  # fmt: skip
+    )
     assert encode_chat(made, null) == encode_chat(made, empty)
     template = ChatTemplate(made)
     assert template.render(template.turns(null), None) == template.render(template.turns(empty), None)

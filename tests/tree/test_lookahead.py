@@ -28,12 +28,17 @@ def test_a_column_sees_the_first_level_up_to_itself_and_its_own_column_above() -
     tree = lookahead_trees([Branches(WINDOW, [])], CPU)
     assert paths(tree, 0) == dict.fromkeys(
         [
-            (11,), (11, 12),
-            (20,), (11, 21), (11, 12, 22),
-            (20, 30), (11, 21, 31), (11, 12, 22, 32),
+            (11,),
+            (11, 12),
+            (20,),
+            (11, 21),
+            (11, 12, 22),
+            (20, 30),
+            (11, 21, 31),
+            (11, 12, 22, 32),
         ],
         True,
-    )  # fmt: skip
+    )
     assert tree.depth[0].tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]  # positions
     assert tree.max_depth == 0  # nothing to walk
 

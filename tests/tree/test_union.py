@@ -223,9 +223,11 @@ def test_prices_choose_among_all_nodes() -> None:
 def test_a_text_s_calibration_counts_for_guesses_but_not_for_copies(calibration: float, kept: set[Path]) -> None:
     """A copy beside them is kept whatever the network's guesses are worth in this text."""
     spec = PlannedTree(
-        SharedTree(3, 2, 7), prices=tuple(0.35 * n for n in range(1, 8)), values=table(0.5, 0.9, 0.9),
+        SharedTree(3, 2, 7),
+        prices=tuple(0.35 * n for n in range(1, 8)),
+        values=table(0.5, 0.9, 0.9),
         calibrations=(calibration,),
-    )  # fmt: skip
+    )
     pair = Pair([DRAFTED], [COPIED])
     tree = unite(spec, *pair.trees(parse_tree("dynamic:3,2,3")), spec.values, pair.groups)
     copies = {(1, 7), (1, 7, 8), (1, 7, 8, 9)}

@@ -69,8 +69,9 @@ def _report_temporary(folder: Path, reason: str) -> None:
     _LOG.warning(
         "the cache can't be written (%s): what can't be done without is in %s; set XDG_CACHE_HOME to a folder to keep "
         "all of it",
-        reason, folder,
-    )  # fmt: skip
+        reason,
+        folder,
+    )
 
 
 def _own_folder(path: Path) -> Path:

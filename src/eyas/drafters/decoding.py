@@ -228,9 +228,14 @@ class Proposer:
         pairs.cache.commit(rows, [range(count) for count in counts])
 
     def _stage(
-        self, decoder: NativeDecoder, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor,
+        self,
+        decoder: NativeDecoder,
+        pairs: NetworkPairs,
+        rows: range,
+        next_tokens: Tensor,
+        taps: Tensor,
         counts: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Commit the keys and values of the first `counts[r]` pairs of each row, without states to draft from."""
         cache = pairs.cache
         width, layout, (next_tokens, taps) = arranged(cache, rows, counts, next_tokens, taps)
@@ -243,9 +248,14 @@ class Proposer:
         return TargetStates(taps) if decoder.fuses else self.network.fuse(taps)
 
     def run_pairs(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
+        self,
+        pairs: NetworkPairs,
+        rows: range,
+        tokens: Tensor,
+        hidden: Tensor,
+        width: int,
         layout: RaggedLayout | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Run up to `width` pairs after each row's own, in staging columns; returns what `DraftNetwork.step` does.
 
         Tokens [R, Q] and states [R, Q, H], or concatenated rows in a `layout`; the results are [R * Q, H] either way.
@@ -264,9 +274,14 @@ class Proposer:
         return normed.view(count, width, -1)
 
     def _run(
-        self, cache: SlotCache, rows: range, given: tuple[Tensor, Tensor], width: int, layout: RaggedLayout | None,
+        self,
+        cache: SlotCache,
+        rows: range,
+        given: tuple[Tensor, Tensor],
+        width: int,
+        layout: RaggedLayout | None,
         guesses: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         if self.decoder is None:
             compute = self.pairs_pass(cache, width, layout, guesses)
             fed, normed = run_pass(cache, "guesses" if guesses else "pairs", rows, given, compute, width, layout)

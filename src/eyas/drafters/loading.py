@@ -97,9 +97,14 @@ def make_drafter(
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
     drafter = load_drafter(
-        source, target, weights=options.weights, ignore_config_keys=options.ignore_config_keys, method=parsed.kind,
-        window=options.window, quantize=options.quantize,
-    )  # fmt: skip
+        source,
+        target,
+        weights=options.weights,
+        ignore_config_keys=options.ignore_config_keys,
+        method=parsed.kind,
+        window=options.window,
+        quantize=options.quantize,
+    )
     return _united(drafter, lookup, target)
 
 
@@ -128,10 +133,14 @@ def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str |
 def _told(passed: Sequence[str], model: str | Path, taken: str | None) -> str:
     """The drafters that were not taken: those that don't fit, and published ones that aren't on this machine."""
     elsewhere = [pair.drafter for pair in published(model) if local_copy(pair.drafter, model) is None]
-    return "".join((
-        f"; passed over: {', '.join(passed)}" if passed else "",
-        f"; published, and not here: {', '.join(elsewhere)} (hf download NAME)" if elsewhere and taken is None else "",
-    ))  # fmt: skip
+    return "".join(
+        (
+            f"; passed over: {', '.join(passed)}" if passed else "",
+            f"; published, and not here: {', '.join(elsewhere)} (hf download NAME)"
+            if elsewhere and taken is None
+            else "",
+        )
+    )
 
 
 def _heads(source: str | Path, *, of_target: bool) -> Path | None:
@@ -326,5 +335,7 @@ def _warn_of_another_target(recorded: Any, target: Target, name: str) -> None:
         _LOG.warning(
             "the drafter %s was trained for other weights than this target's (fingerprint %s, here %s): output is "
             "the target's own all the same, but the drafter may guess badly; check its accept length",
-            name, recorded, found,
-        )  # fmt: skip
+            name,
+            recorded,
+            found,
+        )

@@ -225,9 +225,14 @@ def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
 
 
 def native_decoder(
-    network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, mix: nn.Module | None = None,
-    returns_normed: bool = False, fuse: nn.Module | None = None,
-) -> NativeDecoder | None:  # fmt: skip
+    network: DraftNetwork,
+    config: GroupedConfig,
+    norm: nn.Module | None,
+    rotary: Any,
+    mix: nn.Module | None = None,
+    returns_normed: bool = False,
+    fuse: nn.Module | None = None,
+) -> NativeDecoder | None:
     """Layers with grouped-query attention as a native pass; None if native passes don't support them.
 
     See `DecoderForm` for `mix`, `returns_normed` and `fuse`, which the caller does itself if it doesn't fit.
@@ -243,9 +248,15 @@ def native_decoder(
     head = network.lm_head if config.head == "own" else network.shared_parts().linear
     try:
         return NativeDecoder(
-            layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
-            network.dtype, DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act), fuse=fuse),
-        )  # fmt: skip
+            layers,
+            norm,
+            head if isinstance(head, NativeLinear) else None,
+            heads,
+            [partial(rotary, probe)],
+            embedding,
+            network.dtype,
+            DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act), fuse=fuse),
+        )
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)
         return None
@@ -427,9 +438,15 @@ class Within(NamedTuple):
 
 
 def run_pass(
-    cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
-    layout: RaggedLayout | None = None, within: Within | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    cache: SlotCache,
+    kind: Hashable,
+    rows: range,
+    inputs: Sequence[Tensor],
+    compute: Compute,
+    staged: int,
+    layout: RaggedLayout | None = None,
+    within: Within | None = None,
+) -> tuple[Tensor, ...]:
     """Run the modules up to column `staged` after each row's pairs: as a recorded pass if possible."""
     if within is not None:
         return compute(rows, *within, *inputs)

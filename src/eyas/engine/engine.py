@@ -72,9 +72,14 @@ class Engine:
         self.eos_ids = self._inputs.eos_ids
         self._outputs = OutputProcessor(tokenizer, SeededWalk() if speculation is None else self.rule)
         runner = ModelRunner(
-            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk,
+            target,
+            speculation,
+            self.rule,
+            controller,
+            max_running=self.batch_size,
+            prefill_chunk=prefill_chunk,
             step_tokens=self.limits.prefill_chunk,
-        )  # fmt: skip
+        )
         self._core = EngineCore(self.limits, runner, self._inputs, self._outputs)
         self._submitted = 0
         if self.limits.prefix_tokens:

@@ -287,9 +287,13 @@ class PrefixCache:
         return reusable
 
     def _load_states(
-        self, states: SlotStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
+        self,
+        states: SlotStates,
+        slot: int,
+        found: Sequence[tuple[int, int, SavedBlock]],
+        reusable: int,
         kept: SlotPairs | None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Load the states of the longest found prefix that has any; returns its length, at most `reusable` tokens.
 
         If a longer prefix is shared, its states are copied once the slot has read it, for the next sequence with it.

@@ -246,9 +246,7 @@ class TensorLayout:
         out.view(shape)[:, first : first + part.shape[1]] = torch.from_numpy(np.ascontiguousarray(part))
 
 
-def _put(
-    whole: dict[str, torch.Tensor], parameter: str, weights: Array, index: int, parts: int, axis: int
-) -> None:  # fmt: skip
+def _put(whole: dict[str, torch.Tensor], parameter: str, weights: Array, index: int, parts: int, axis: int) -> None:
     """Put one of several equal parts along an axis into a parameter."""
     part = torch.from_numpy(np.array(weights))
     shape = list(part.shape)

@@ -66,8 +66,11 @@ def _tell_of_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype)
     if after - before > _LITTLE * sum(info.size for info in opened.tensors.values()):
         _LOG.warning(
             "the %s weights of %s are dequantized: they take %.1f GB of memory, %.1f in the file",
-            " and ".join(sorted({info.type for info in blocks})), opened.path, after / 1e9, before / 1e9,
-        )  # fmt: skip
+            " and ".join(sorted({info.type for info in blocks})),
+            opened.path,
+            after / 1e9,
+            before / 1e9,
+        )
 
 
 def read_tensors(opened: Gguf, used: Iterable[str], processor: Any, names: dict[str, str]) -> dict[str, Tensor]:

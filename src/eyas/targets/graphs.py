@@ -134,9 +134,15 @@ class PassGraphs:
         self._buffers.clear()
 
     def run(
-        self, kind: Hashable, cache: CacheColumns, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute,
+        self,
+        kind: Hashable,
+        cache: CacheColumns,
+        rows: range,
+        staged: int,
+        inputs: Sequence[Tensor],
+        compute: Compute,
         tokens: int | None = None,
-    ) -> Outputs | None:  # fmt: skip
+    ) -> Outputs | None:
         """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it unrecorded.
 
         `inputs` are [R, ...]; the first is [R, Q, ...] unless the pass's number of `tokens` is given. The outputs are

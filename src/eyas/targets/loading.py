@@ -181,9 +181,15 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
     """Logits [2, V] of two tokens after six from `first` on: by verifying a tree, and by `transformers.generate`."""
     tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
     out = target.model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
-        output_logits=True, return_dict_in_generate=True, trust_remote_code=False,
-    )  # fmt: skip
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=2,
+        min_new_tokens=2,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        trust_remote_code=False,
+    )
     cache = target.allocate(1)
     for _ in target.prefill(cache, range(1), tokens.tolist(), ()):
         pass
@@ -258,8 +264,10 @@ def _check_quantized(model: Any, quantize: str, weights: int) -> None:
     if quantized < weights / 2:
         _LOG.warning(
             "%s: only %.0f%% of the weights of %s are in linear layers and are quantized; the others stay as they are",
-            quantize, 100 * quantized / weights, name,
-        )  # fmt: skip
+            quantize,
+            100 * quantized / weights,
+            name,
+        )
 
 
 def load_embedding_and_head(
@@ -344,9 +352,14 @@ def _check_layers(name: str, file: Path) -> None:
 
 
 def read_model(
-    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    attention: str | None = None,
+    *,
+    partial: bool = False,
     packs: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Load the transformers model that `config` describes from a directory or Hub id, with adapters merged.
 
     `partial`: the config has fewer layers than the checkpoint. `packs`: weights of GGUF, AWQ, GPTQ and

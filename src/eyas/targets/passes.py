@@ -215,9 +215,12 @@ class Passes(EmbeddingAndHead):
         taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
         with probe.watching(self.model), taps as caught:
             out = self.model(
-                input_ids=token, attention_mask=mask, position_ids=zero, output_hidden_states=False,
+                input_ids=token,
+                attention_mask=mask,
+                position_ids=zero,
+                output_hidden_states=False,
                 **cached(self.model, probe),
-            )  # fmt: skip
+            )
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
         self.kv_shapes = probe.of_layers(self.config)
@@ -336,9 +339,14 @@ class Passes(EmbeddingAndHead):
         return VerifyOutput(NodeLogits(logits, index), caught)
 
     def _forward(
-        self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        self,
+        cache: SlotCache,
+        rows: range,
+        tokens: Tensor,
+        tree: DraftTree | None,
+        taps: Sequence[int],
         layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
 
         Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]. With a `layout`, only
@@ -350,9 +358,14 @@ class Passes(EmbeddingAndHead):
         return out.flatten(0, 1), caught.flatten(0, 1)
 
     def run_staged(
-        self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        self,
+        cache: SlotCache,
+        rows: range,
+        tokens: Tensor,
+        tree: DraftTree | None,
+        taps: Sequence[int],
         layout: RaggedLayout | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """`_forward` through the modules, even if other passes are native: [R, Q, ...], with a `layout` [1, T, ...]."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
@@ -389,9 +402,15 @@ class Passes(EmbeddingAndHead):
         return None if done is None else (done[0][:, :columns], done[1][:, :columns])
 
     def _run_modules(
-        self, cache: StagedCache, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor,
-        taps: Sequence[int], heads: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        cache: StagedCache,
+        lengths: Tensor,
+        tokens: Tensor,
+        ancestors: Tensor,
+        depth: Tensor,
+        taps: Sequence[int],
+        heads: bool,
+    ) -> tuple[Tensor, Tensor]:
         """Run the modules over staged tokens, behind `lengths` [R] committed ones; compute logits only with `heads`."""
         end, layout = cache.staging.end, cache.layout
         positions = lengths.unsqueeze(1) + depth
@@ -412,9 +431,15 @@ class Passes(EmbeddingAndHead):
         return out, stacked(caught, tokens, self.hidden_size, self.dtype)
 
     def _run_native(
-        self, native: NativeDecoder, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None,
-        taps: Sequence[int], layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        native: NativeDecoder,
+        cache: SlotCache,
+        rows: range,
+        tokens: Tensor,
+        tree: DraftTree | None,
+        taps: Sequence[int],
+        layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:
         """`_forward` in the native decoder."""
         columns = tokens.shape[1]
         cache.reserve(cache.start(rows) + columns)
@@ -431,9 +456,14 @@ class Passes(EmbeddingAndHead):
         return out, done.taps
 
     def masks(
-        self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,
+        self,
+        lengths: Tensor,
+        start: int,
+        ancestors: Tensor,
+        positions: Tensor,
+        staged: Any = None,
         windows: Mapping[str, int | None] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The additive mask [R, 1, Q, K] of a pass, or one per attention type; for the arguments, see `visible`.
 
         `windows` replaces the model's own windows.

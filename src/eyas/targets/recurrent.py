@@ -194,9 +194,13 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
         self._note_module()
 
     def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None,
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
         **_options: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         self._note_module()
         size = (*conv_states.shape[1:-1], conv_kernel_size or conv_states.shape[-1])
         self.states[StateKey(layer_idx, "conv", state_idx)] = StateShape(size, conv_states.dtype)

@@ -130,9 +130,11 @@ def _in_turn(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Leve
 
 
 def _guesses(
-    parents: Sequence[Sequence[int]], valid: Sequence[Sequence[bool]], indexes: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+    valid: Sequence[Sequence[bool]],
+    indexes: Sequence[Sequence[int]],
     device: torch.device,
-) -> list[list[Level]]:  # fmt: skip
+) -> list[list[Level]]:
     """The levels of the trees' valid nodes, in parts of at most `_WIDEST`."""
     levels: dict[int, list[tuple[int, int]]] = defaultdict(list)  # (row, node)
     depths: dict[tuple[int, int], int] = {}

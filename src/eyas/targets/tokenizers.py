@@ -84,9 +84,12 @@ def read_chat_template(file: str | Path) -> str:
 
 def _has(name: str, file: str) -> bool:
     found = cached_file(
-        name, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+        name,
+        file,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
-    )  # fmt: skip
+    )
     return found is not None
 
 

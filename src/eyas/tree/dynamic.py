@@ -82,9 +82,13 @@ class BeamGrowth:
         return Frontier(flat.gather(1, best), best // fanout)
 
     def expand_all(
-        self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
-        logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
-    ) -> None:  # fmt: skip
+        self,
+        sizes: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        logprob: Sequence[Sequence[float]],
+        later: Sequence[Sequence[bool]],
+    ) -> None:
         """Take the candidates [B, M] of all levels in one call, if no beam would leave any out; on a CPU only.
 
         `sizes`: of the levels; `parents`: candidates, -1 = the root; `later`: not their parent's best child.

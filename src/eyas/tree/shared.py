@@ -366,9 +366,13 @@ class HostGrowth:
         return Frontier(torch.from_numpy(flat[self._rows, best]), torch.from_numpy(best // fanout))
 
     def expand_all(
-        self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
-        logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
-    ) -> None:  # fmt: skip
+        self,
+        sizes: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        logprob: Sequence[Sequence[float]],
+        later: Sequence[Sequence[bool]],
+    ) -> None:
         """Take the candidates [B, M] of all levels in one call, as `BeamGrowth.expand_all` does."""
         steps = np.minimum(np.array(logprob, np.float32), np.float32(0.0))
         worth = self._worth(steps[:, None], np.array(later)[:, None])[:, 0]
@@ -408,9 +412,7 @@ class HostGrowth:
             promise=(np.exp(scores) * kept).sum(axis=1).tolist(),
         )
 
-    def _add(
-        self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices, sizes: Sequence[int]
-    ) -> None:  # fmt: skip
+    def _add(self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices, sizes: Sequence[int]) -> None:
         self._sizes += sizes
         self._tokens.append(tokens)
         self._scores.append(scores)

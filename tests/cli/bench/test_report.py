@@ -159,9 +159,10 @@ def test_every_accept_length_says_what_it_was_measured_on() -> None:
     for row in (
         "step-1 in training, simulated: a chain along the true answers of validation chats2.34",
         "step-1 in training, decoded: answers to prompts of validation chats2.74",
-        "step-1, among the checkpointsits own2.00 ±0.00", "pick, with the best draft treechain:11.80 ±0.00",
+        "step-1, among the checkpointsits own2.00 ±0.00",
+        "pick, with the best draft treechain:11.80 ±0.00",
         "lookup, among the methodschain:12.00 ±0.00",
-    ):  # fmt: skip
+    ):
         assert row in text, row
 
 
@@ -184,10 +185,18 @@ def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -
     write_json(trained / "bench" / "serve.json", {**load.as_dict(), "machine": MACHINE})
     text = " ".join(page(run, trained).split())
     for words in (
-        "Methods and acceptance by position", "lookupcode01.90x ±0.002.00 ±0.00100%", "what each method costs",
-        "lookupchain:12.00.524%", "Sample answers", "maths: 48/2?", "It is 24.",
-        "Concurrency", "concurrent clients", "4auto10.02.00x1002.20", "4plain5.01.00x200",
-    ):  # fmt: skip
+        "Methods and acceptance by position",
+        "lookupcode01.90x ±0.002.00 ±0.00100%",
+        "what each method costs",
+        "lookupchain:12.00.524%",
+        "Sample answers",
+        "maths: 48/2?",
+        "It is 24.",
+        "Concurrency",
+        "concurrent clients",
+        "4auto10.02.00x1002.20",
+        "4plain5.01.00x200",
+    ):
         assert words in text, words
 
 

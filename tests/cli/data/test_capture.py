@@ -36,9 +36,22 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(pair: Pair, chats: Path) -> Options:
     """Some eighty shards of a row or two each."""
     return (
-        "data", "capture", "--model", pair.model, "--chats", chats, "--held-out-share", 0.1, "--dtype", "float32",
-        "--shard-mib", 0.01, "--batch-tokens", 64, "--output",
-    )  # fmt: skip
+        "data",
+        "capture",
+        "--model",
+        pair.model,
+        "--chats",
+        chats,
+        "--held-out-share",
+        0.1,
+        "--dtype",
+        "float32",
+        "--shard-mib",
+        0.01,
+        "--batch-tokens",
+        64,
+        "--output",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -77,9 +77,24 @@ def words(model: Path, tmp_path: Path) -> tuple[Any, ...]:
     chats = tmp_path / "chats.jsonl"
     write_chats(chats, [exchange(f"c{i}", f"What is {i}+{i} in May?", f"<<{i}+{i}={2 * i}>> clips") for i in range(12)])
     return (
-        "data", "capture", "--model", model, "--chats", chats, "--held-out-share", 0.2, "--dtype", "float32",
-        "--shard-mib", 0.02, "--batch-tokens", 64, "--states", "float32", "--output",
-    )  # fmt: skip
+        "data",
+        "capture",
+        "--model",
+        model,
+        "--chats",
+        chats,
+        "--held-out-share",
+        0.2,
+        "--dtype",
+        "float32",
+        "--shard-mib",
+        0.02,
+        "--batch-tokens",
+        64,
+        "--states",
+        "float32",
+        "--output",
+    )
 
 
 def close(own: FeatureStore, other: FeatureStore) -> bool:

@@ -234,9 +234,16 @@ def test_workers_with_servers_of_their_own(
     script = f"{sys.executable} {SERVER}"
     words = ("data", "regenerate", "--model", "m", "--chats", chats, "--on", "ray", "--engine", "vllm")
     done = run(
-        *words, "--engine-command", script, "--engine-option", "--seed", "--engine-option", 7, "--output",
+        *words,
+        "--engine-command",
+        script,
+        "--engine-option",
+        "--seed",
+        "--engine-option",
+        7,
+        "--output",
         tmp_path / "out.jsonl",
-    )  # fmt: skip
+    )
     assert done.exit_code == 0, done.output
     assert [chat.messages[-1].content for chat in read_chats(tmp_path / "out.jsonl")] == [
         f"m 7 <add {i}>" for i in range(4)
@@ -255,10 +262,15 @@ def test_workers_with_servers_of_their_own(
 
 def test_as_many_questions_ahead_as_a_workers_server_answers() -> None:
     options = answerers.AnswererOptions(
-        TargetPanel(model="org/model"), DraftOptions(), answerers.SlotOptions(), answerers.EndpointOptions(),
-        answerers.BatchFileOptions(), answerers.RequestOptions(), answerers.AnswerSamplingOptions(),
+        TargetPanel(model="org/model"),
+        DraftOptions(),
+        answerers.SlotOptions(),
+        answerers.EndpointOptions(),
+        answerers.BatchFileOptions(),
+        answerers.RequestOptions(),
+        answerers.AnswerSamplingOptions(),
         answerers.WorkerEngineOptions("vllm"),
-    )  # fmt: skip
+    )
     assert options.ahead == 21
     sent = pickle.dumps(options.worker())
     assert b"ServerAnswererMaker" in sent

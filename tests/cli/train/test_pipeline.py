@@ -258,9 +258,13 @@ def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, 
     (tmp_path / "chats.jsonl").touch()
     (tmp_path / "eyas_here.py").write_text(HERE)
     process = subprocess.Popen(
-        [sys.executable, "eyas_here.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "eyas_here.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line == "begun\n":

@@ -109,9 +109,12 @@ def test_block_drafters(run: Run, tmp_path: Path) -> None:
     assert "1 x all tokens, 6 steps on a sample of their positions" in peagle.stdout
     assert "a P-EAGLE drafter of the target's widths, 2 layers, 32000 draft tokens" in peagle.stdout
     for kind, *options in (
-        ("dflash", "--unroll", 7), ("dspark", "--draft-vocab", 10), ("eagle3", "--anchors", 3),
-        ("eagle3", "--draft-layers", 3), ("peagle", "--block-size", 3),
-    ):  # fmt: skip
+        ("dflash", "--unroll", 7),
+        ("dspark", "--draft-vocab", 10),
+        ("eagle3", "--anchors", 3),
+        ("eagle3", "--draft-layers", 3),
+        ("peagle", "--block-size", 3),
+    ):
         result = run("plan", path, *work, "--kind", kind, *options)
         assert result.exit_code == 2, result.output
         assert f"{options[0]} has no meaning for a drafter of kind {kind}" in result.stderr

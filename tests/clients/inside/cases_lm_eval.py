@@ -32,15 +32,26 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Both tasks run as users run them: the results, and the samples of each task."""
     folder = tmp_path_factory.mktemp("tasks")
     write_task(
-        folder, "choose", [{"context": context, "choices": choices, "gold": 0} for context, choices in CHOICES],
-        output_type="multiple_choice", doc_to_text="{{context}}", doc_to_choice="choices", doc_to_target="gold",
-        target_delimiter="", metric_list=[{"metric": "acc"}],
-    )  # fmt: skip
+        folder,
+        "choose",
+        [{"context": context, "choices": choices, "gold": 0} for context, choices in CHOICES],
+        output_type="multiple_choice",
+        doc_to_text="{{context}}",
+        doc_to_choice="choices",
+        doc_to_target="gold",
+        target_delimiter="",
+        metric_list=[{"metric": "acc"}],
+    )
     write_task(
-        folder, "go_on", [{"context": CONTEXT, "answer": "x"}], output_type="generate_until",
-        doc_to_text="{{context}}", doc_to_target="answer", metric_list=[{"metric": "exact_match"}],
+        folder,
+        "go_on",
+        [{"context": CONTEXT, "answer": "x"}],
+        output_type="generate_until",
+        doc_to_text="{{context}}",
+        doc_to_target="answer",
+        metric_list=[{"metric": "exact_match"}],
         generation_kwargs={"until": ["\n\n"], "max_gen_toks": 24, "do_sample": False, "temperature": 0},
-    )  # fmt: skip
+    )
     tokens = f"tokenizer={TOKENIZER},tokenizer_backend=huggingface,max_length=512"
     model = f"model={MODEL},base_url={URL}/v1/completions,{tokens}"
     command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", model]

@@ -74,9 +74,11 @@ def test_answers_equal_generate(tmp_path: Path, tree: str | None, batch: int) ->
     write_chats(tmp_path / "in.jsonl", chats)
     stats = []
     summary = regenerate(
-        tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(tree, batch), PARAMS),
+        tmp_path / "in.jsonl",
+        tmp_path / "out.jsonl",
+        EngineAnswerer(engine(tree, batch), PARAMS),
         watch=lambda tally: stats.append(replace(tally.stats)),
-    )  # fmt: skip
+    )
     made = list(read_chats(tmp_path / "out.jsonl"))
     assert [(chat.tokens, chat.answers, chat.messages[-1].content) for chat in made] == generated(chats)
     assert [chat.messages[:-1] for chat in made] == [chat.messages[:-1] for chat in chats]
@@ -171,9 +173,11 @@ def test_more_chats_may_come_later(tmp_path: Path) -> None:
         write_chats(tmp_path / "in.jsonl", chats)
         counts: list[int] = []
         regenerate(
-            tmp_path / "in.jsonl", tmp_path / "out.jsonl", EngineAnswerer(engine(), PARAMS),
+            tmp_path / "in.jsonl",
+            tmp_path / "out.jsonl",
+            EngineAnswerer(engine(), PARAMS),
             watch=lambda tally, counts=counts: counts.append(tally.answers),  # type: ignore[misc]
-        )  # fmt: skip
+        )
         batches.append(len(counts))
         assert [chat.id for chat in read_chats(tmp_path / "out.jsonl")] == [chat.id for chat in chats]
     assert batches == [3, 2]

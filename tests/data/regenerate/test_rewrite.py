@@ -133,9 +133,14 @@ def test_tokens_of_every_turn_that_is_rendered_again() -> None:
         assert question.held == (() if i == 0 else steps[i - 1][1][0])
         rewrite.take(
             Answer(
-                id="c", turn=i, asked=question.digest, message=Message(role="assistant", content="x"),
-                finish_reason="stop", count=1, tokens=AnswerTokens(kept=kept, prompt=prompt, answer=tokens),
+                id="c",
+                turn=i,
+                asked=question.digest,
+                message=Message(role="assistant", content="x"),
+                finish_reason="stop",
+                count=1,
+                tokens=AnswerTokens(kept=kept, prompt=prompt, answer=tokens),
             )
-        )  # fmt: skip
+        )
         assert (rewrite.chat().tokens, rewrite.chat().answers) == (row, spans)
     assert rewrite.rerendered == 1

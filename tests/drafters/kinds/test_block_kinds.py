@@ -459,9 +459,16 @@ def test_dspark_as_published(tmp_path: Path) -> None:
     tensors = {key: tensor for key, tensor in made.state_dict().items() if key not in ("d2t", "t2d")}
     save_file(tensors, tmp_path / "model.safetensors")
     config = published(
-        made.config, architectures=["Qwen3DSparkModel"], target_layer_ids=[-1, 2], mask_token_id=1, num_anchors=512,
-        markov_rank=6, markov_head_type="gated", enable_confidence_head=True, confidence_head_with_markov=False,
-    )  # fmt: skip
+        made.config,
+        architectures=["Qwen3DSparkModel"],
+        target_layer_ids=[-1, 2],
+        mask_token_id=1,
+        num_anchors=512,
+        markov_rank=6,
+        markov_head_type="gated",
+        enable_confidence_head=True,
+        confidence_head_with_markov=False,
+    )
     del config["dflash_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     opened = open_checkpoint(tmp_path, layers=tiny.LAYERS)

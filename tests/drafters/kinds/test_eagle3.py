@@ -178,9 +178,14 @@ def test_a_later_layer_with_normed_heads_is_qwen3_s() -> None:
     network = tiny.eagle3_module(num_hidden_layers=2, qk_norm=True, rms_norm_eps=1e-5)
     ours = network.layers[1]
     config = Qwen3Config(
-        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        rms_norm_eps=1e-5, attn_implementation="eager",
-    )  # fmt: skip
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        attn_implementation="eager",
+    )
     theirs = Qwen3DecoderLayer(config, 0).eval()
     theirs.load_state_dict(ours.state_dict())
     hidden = torch.randn(1, 6, 32)

@@ -102,9 +102,11 @@ def along(made: Pair, at: Context, path: list[int]) -> Tensor:
         embedded = made.model.get_input_embeddings()(token)
         with torch.no_grad():
             out = made.theirs(
-                inputs_embeds=torch.cat((embedded, hidden), dim=-1), position_ids=position,
-                shared_kv_states=dict(at.states), use_cache=False,
-            )  # fmt: skip
+                inputs_embeds=torch.cat((embedded, hidden), dim=-1),
+                position_ids=position,
+                shared_kv_states=dict(at.states),
+                use_cache=False,
+            )
         hidden = out.last_hidden_state
         token = torch.tensor([[following or 0]])
     return out.logits[0, 0]  # type: ignore[no-any-return]
@@ -354,9 +356,13 @@ FLAT = {"rope_type": "default", "rope_theta": 1e4}
     ],
 )
 def test_files_that_are_wrong_or_of_another_model_are_refused(
-    pair: Any, tmp_path: Path, text: dict[str, Any], tensors: dict[str, Tensor | None], keys: dict[str, Any],
+    pair: Any,
+    tmp_path: Path,
+    text: dict[str, Any],
+    tensors: dict[str, Tensor | None],
+    keys: dict[str, Any],
     reason: str,
-) -> None:  # fmt: skip
+) -> None:
     made = pair("centroids")
     with pytest.raises(EyasError, match=reason):
         load_drafter(damaged(made, tmp_path, text, tensors, **keys), made.target)

@@ -47,9 +47,14 @@ def test_it_is_deepseek_s_attention(rank: int | None, rope: str, interleave: boo
         for weight in reference.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.2)
     config = MlaConfig(
-        **settings, hidden_size=32, target_hidden_size=32, intermediate_size=48, vocab_size=9, draft_vocab_size=9,
+        **settings,
+        hidden_size=32,
+        target_hidden_size=32,
+        intermediate_size=48,
+        vocab_size=9,
+        draft_vocab_size=9,
         rope_parameters=ROPES[rope],
-    )  # fmt: skip
+    )
     mine = LatentAttention(config, 32)
     mine.load_state_dict(reference.state_dict())
     x = 3 * torch.randn(2, 9, 32)

@@ -191,9 +191,10 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     read = list[int]()
     prefill = model.prefill_chunk
     monkeypatch.setattr(
-        model, "prefill_chunk",
+        model,
+        "prefill_chunk",
         lambda cache, rows, tokens, taps: read.append(max(map(len, tokens)) - 1) or prefill(cache, rows, tokens, taps),
-    )  # fmt: skip
+    )
     speculation = Speculation(SmallLmDrafter(model), parse_tree("chain:4"))
     limits = Limits(max_running=2, prefill_chunk=70)
     engine = Engine(tiny.target(), None, speculation, limits=limits)

@@ -92,9 +92,14 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
 )  # many are equal
 @example(SuffixLimits(2.0, 0.5, 0.1, 1), [[1, 3, 1, 0, 3, 1]], None, 4, 64, 0.0, 0)  # one path overtakes another
 def test_a_kernel_drafts_what_numpy_drafts(
-    limits: SuffixLimits, texts: list[list[int]], context: list[int] | None, depth: int, fanout: int, floor: float,
+    limits: SuffixLimits,
+    texts: list[list[int]],
+    context: list[int] | None,
+    depth: int,
+    fanout: int,
+    floor: float,
     dropped: int,
-) -> None:  # fmt: skip
+) -> None:
     index = SuffixIndex(limits)
     for text in texts:
         index.append(text * 3)  # more than it has room for at first, and often repeated

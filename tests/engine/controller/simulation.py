@@ -28,8 +28,16 @@ class Machine:
     """Costs in seconds. The default has the ratios of the project's bf16 CPU: 1 / 1.07 / 1.2 / 1.3 / 1.6 / 1.9."""
 
     points: tuple[tuple[int, float], ...] = (
-        (1, 1.0), (4, 1.07), (8, 1.2), (16, 1.3), (24, 1.6), (32, 1.9), (64, 3.3), (128, 6.2), (256, 12.0),
-    )  # fmt: skip
+        (1, 1.0),
+        (4, 1.07),
+        (8, 1.2),
+        (16, 1.3),
+        (24, 1.6),
+        (32, 1.9),
+        (64, 3.3),
+        (128, 6.2),
+        (256, 12.0),
+    )
     unit: float = 0.03
     first: float = 0.01
     level: float = 0.025

@@ -82,17 +82,42 @@ def write_questions(path: Path, count: int) -> Path:
 def capture(pair: Pair, chats: Path, output: Path) -> Words:
     """A capture in shards of one or two rows."""
     return (
-        "data", "capture", "--model", pair.model, "--chats", chats, "--held-out-share", 0.1, "--dtype", "float32",
-        "--shard-mib", 0.01, "--batch-tokens", 64, "--output", output,
-    )  # fmt: skip
+        "data",
+        "capture",
+        "--model",
+        pair.model,
+        "--chats",
+        chats,
+        "--held-out-share",
+        0.1,
+        "--dtype",
+        "float32",
+        "--shard-mib",
+        0.01,
+        "--batch-tokens",
+        64,
+        "--output",
+        output,
+    )
 
 
 def regenerate(pair: Pair, chats: Path, output: Path) -> Words:
     """A regeneration into a file."""
     return (
-        "data", "regenerate", pair.model, "--chats", chats, "--max-new-tokens", 48, "--batch-size", 2, "--dtype",
-        "float32", "--output", output.with_suffix(".jsonl"),
-    )  # fmt: skip
+        "data",
+        "regenerate",
+        pair.model,
+        "--chats",
+        chats,
+        "--max-new-tokens",
+        48,
+        "--batch-size",
+        2,
+        "--dtype",
+        "float32",
+        "--output",
+        output.with_suffix(".jsonl"),
+    )
 
 
 def sweep(pair: Pair, chats: Path, output: Path, **settings: Any) -> Words:

@@ -37,9 +37,14 @@ LAYOUT = ShardLayout(hidden=tiny.HIDDEN, vocab=tiny.VOCAB, taps=TAPS)
 
 
 def learning_engine(
-    target: Any, drafter: NetworkDrafter, collector: Collector | None = None, *, tree: str = "dynamic:3,12,40",
-    rows: int = 4, prefix: int = 2048,
-) -> tuple[Engine, SwapDrafter]:  # fmt: skip
+    target: Any,
+    drafter: NetworkDrafter,
+    collector: Collector | None = None,
+    *,
+    tree: str = "dynamic:3,12,40",
+    rows: int = 4,
+    prefix: int = 2048,
+) -> tuple[Engine, SwapDrafter]:
     """An engine whose drafter can be swapped."""
     limits = Limits(max_running=rows, prefix_tokens=prefix, prefill_chunk=32)
     wrapped = SwapDrafter(0, drafter, FINAL, collector)
@@ -133,12 +138,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     train_drafter(
         DrafterTrainConfig.model_validate(
             {
-                "target": str(model), "target_dtype": "float32", "device": "cpu", "source": "offline",
-                "store": path / "store", "output": path / "run",
+                "target": str(model),
+                "target_dtype": "float32",
+                "device": "cpu",
+                "source": "offline",
+                "store": path / "store",
+                "output": path / "run",
                 "shape": {"kind": "eagle3", "taps": [1, 2, 3], "draft_vocab_size": 300, "default_tree": "chain:3"},
-                "loss": {"unroll": 3}, "batch_tokens": 512, "validation": {"decode": False, "batches": 1},
+                "loss": {"unroll": 3},
+                "batch_tokens": 512,
+                "validation": {"decode": False, "batches": 1},
                 "loop": {"steps": 40, "bf16": False, "optimizer": {"lr": 0.01}},
             }
         )
-    )  # fmt: skip
+    )
     return made

@@ -47,9 +47,13 @@ def test_requests_come_with_the_path_or_without_it(prefix: str) -> None:
 
 def test_the_path_opens_nothing_and_hides_nothing() -> None:
     responses = send(
-        ("GET", "/eyas/eyas/v1/models", KEY), ("GET", "/eyashealth", KEY), ("GET", "/eyas/v1/models", {}),
-        ("POST", "/eyas/v1/completions", {}), ("GET", "/eyas/metrics", {}), **SETTINGS,
-    )  # fmt: skip
+        ("GET", "/eyas/eyas/v1/models", KEY),
+        ("GET", "/eyashealth", KEY),
+        ("GET", "/eyas/v1/models", {}),
+        ("POST", "/eyas/v1/completions", {}),
+        ("GET", "/eyas/metrics", {}),
+        **SETTINGS,
+    )
     assert [each.status_code for each in responses[:3]] == [404, 404, 401]
     assert 'endpoint="/v1/completions"' in responses[-1].text  # refused requests are counted under the route's name
 

@@ -328,9 +328,12 @@ def test_a_search_in_one_call_is_that_of_its_levels(
         (parse_tree("dynamic:4,3,9"), [True, False, True]),
     ]
     for width, depth, threshold, valued, drafting in (
-        (4, 3, 0.0, True, None), (1, 5, 0.0, False, None), (3, 4, 0.002, False, [True, False, True]),
-        (2, 6, 0.01, True, [False, True, False]), (6, 2, 0.0, True, [True, True, False]),
-    ):  # fmt: skip
+        (4, 3, 0.0, True, None),
+        (1, 5, 0.0, False, None),
+        (3, 4, 0.002, False, [True, False, True]),
+        (2, 6, 0.01, True, [False, True, False]),
+        (6, 2, 0.0, True, [True, True, False]),
+    ):
         shape = SharedTree(depth, width, 3 * width * depth, threshold=threshold)
         table = ValueTable(rates)
         plan = PlannedTree(shape, values=table if valued else None, groups=(0, 1, 0), keeps_candidates=True)

@@ -84,9 +84,14 @@ def test_latent_attention_that_looks_at_positions_is_refused() -> None:
     own = attention.forward
 
     def forward(
-        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None,
-        cache: Any = None, position_ids: Any = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        attention_mask: Any,
+        past_key_values: Any = None,
+        cache: Any = None,
+        position_ids: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         factor = 1.0 if position_ids is None else 1.0 + (position_ids > 200).unsqueeze(-1)
         held = past_key_values if cache is None else cache  # as releases of transformers call it
         return own(factor * hidden_states, position_embeddings, attention_mask, held, **kwargs)
@@ -100,9 +105,16 @@ def test_layers_without_rope_are_found(experts: bool, scale: float, dtype: torch
     more = {"sliding_window": 16, "sliding_window_pattern": 4, "layer_types": LAYERS}
     if experts:
         config = tf.ExaoneMoeConfig(
-            **SIZES, **more, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1, topk_group=1,
-            first_k_dense_replace=1, mlp_layer_types=["dense"] + ["sparse"] * 3,
-        )  # fmt: skip
+            **SIZES,
+            **more,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            mlp_layer_types=["dense"] + ["sparse"] * 3,
+        )
     else:
         config = tf.Exaone4Config(**SIZES, **more)
     native = tried(random_model(config, scale, dtype)).native

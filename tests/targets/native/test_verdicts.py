@@ -120,9 +120,11 @@ def change_threads(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda change: change.__name__,
 )  # fmt: skip
 def test_a_verdict_does_not_outlive_what_it_is_about(
-    change: Callable[[Path, pytest.MonkeyPatch], None], tmp_path: Path, tried: list[str],
+    change: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    tried: list[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     path = save(tmp_path / "model")
     load(path)
     change(path, monkeypatch)

@@ -22,12 +22,19 @@ from ..conftest import save_target
 def recipe(target: Path, output: Path, **source: Any) -> DrafterTrainConfig:
     return DrafterTrainConfig.model_validate(
         {
-            "target": str(target), "output": output, "shape": {"draft_vocab_size": 64}, "loss": {"unroll": 2},
-            "target_dtype": "float32", "device": "cpu", "batch_tokens": 256, "max_length": 128,
+            "target": str(target),
+            "output": output,
+            "shape": {"draft_vocab_size": 64},
+            "loss": {"unroll": 2},
+            "target_dtype": "float32",
+            "device": "cpu",
+            "batch_tokens": 256,
+            "max_length": 128,
             "validation": {"batches": 1, "decode": False},
-            "loop": {"steps": 5, "log_every": 1, "bf16": False, "optimizer": {"lr": 0.01}}, **source,
+            "loop": {"steps": 5, "log_every": 1, "bf16": False, "optimizer": {"lr": 0.01}},
+            **source,
         }
-    )  # fmt: skip
+    )
 
 
 def losses(folder: Path) -> list[float]:

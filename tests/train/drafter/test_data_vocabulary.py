@@ -44,10 +44,16 @@ def test_impossible_sizes_are_refused(size: int) -> None:
 def test_maps_agree() -> None:
     module = Eagle3Network(
         Eagle3Config(
-            hidden_size=4, intermediate_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=4,
-            vocab_size=9, draft_vocab_size=3, target_hidden_size=4,
+            hidden_size=4,
+            intermediate_size=4,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=4,
+            vocab_size=9,
+            draft_vocab_size=3,
+            target_hidden_size=4,
         )
-    )  # fmt: skip
+    )
     set_vocabulary(module, torch.tensor([2, 5, 8]))
     assert module.d2t.tolist() == [2, 4, 6]
     assert module.target_ids.tolist() == [2, 5, 8]

@@ -42,10 +42,13 @@ class Pretending:
 def written(folder: Path, **more: Any) -> DrafterTrainConfig:
     return DrafterTrainConfig.model_validate(
         {
-            "target": "some/model", "chats": "chats.jsonl", "output": folder, **more,
+            "target": "some/model",
+            "chats": "chats.jsonl",
+            "output": folder,
+            **more,
             "loop": {"epochs": 3, "bf16": False, "optimizer": {"lr": 1e-4}, **more.pop("loop", {})},
         }
-    )  # fmt: skip
+    )
 
 
 def outlook(config: DrafterTrainConfig, covered: float = 0.5, **sizes: Any) -> Outlook:

@@ -28,12 +28,20 @@ def recipe(target: Path, chats: Path, output: Path, **more: Any) -> DrafterTrain
     validation = {"batches": 1, "prompts": 3, "max_tokens": 12, "tree": "chain:3", **more.pop("validation", {})}
     return DrafterTrainConfig.model_validate(
         {
-            "target": str(target), "chats": chats, "output": output, "shape": shape,
+            "target": str(target),
+            "chats": chats,
+            "output": output,
+            "shape": shape,
             "loss": {"unroll": 3, **more.pop("loss", {})},
-            "batch_tokens": 256, "max_length": 128, "held_out_share": 0.2, "validation": validation,
-            "device": "cpu", "loop": {"steps": 6, "optimizer": {"lr": 0.01}}, **more,
+            "batch_tokens": 256,
+            "max_length": 128,
+            "held_out_share": 0.2,
+            "validation": validation,
+            "device": "cpu",
+            "loop": {"steps": 6, "optimizer": {"lr": 0.01}},
+            **more,
         }
-    )  # fmt: skip
+    )
 
 
 def test_trained_drafter_serves(target: Path, chats: Path, tmp_path: Path) -> None:

@@ -26,8 +26,11 @@ def start(options: Sequence[str], recipe_file: str, log: Path) -> subprocess.Pop
     with log.open("ab") as output:
         return subprocess.Popen(
             [*TORCHRUN, *options, "-m", "eyas", "train", recipe_file],
-            env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def nodes(recipe_file: str, logs: Sequence[Path]) -> list[subprocess.Popen[bytes]]:

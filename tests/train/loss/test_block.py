@@ -92,9 +92,11 @@ def test_attention_is_a_masked_softmax(rows: int, together: int, monkeypatch: py
     for block, position in enumerate(positions):
         mask[block, ..., : position + 1] = mask[block, ..., width:] = True
     expected = F.scaled_dot_product_attention(
-        q, torch.cat((keys[chats], k), 2).repeat_interleave(2, 1),
-        torch.cat((values[chats], v), 2).repeat_interleave(2, 1), mask,
-    )  # fmt: skip
+        q,
+        torch.cat((keys[chats], k), 2).repeat_interleave(2, 1),
+        torch.cat((values[chats], v), 2).repeat_interleave(2, 1),
+        mask,
+    )
     torch.testing.assert_close(ours, expected)
     down = torch.randn_like(expected)
     found = torch.autograd.grad(ours, given, down)

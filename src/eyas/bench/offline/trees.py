@@ -155,9 +155,12 @@ class TreeSweep:
     def work(self) -> int:
         """Number of group runs needed, plain decoding's included."""
         return sweep_runs(
-            len(self.settings), [len(task.groups) for task in self.tasks], self.plan.repeats,
-            coarse=self.coarse, finalists=self.finalists,
-        )  # fmt: skip
+            len(self.settings),
+            [len(task.groups) for task in self.tasks],
+            self.plan.repeats,
+            coarse=self.coarse,
+            finalists=self.finalists,
+        )
 
     def run(self, advance: Advance = lambda: None) -> Selection:
         """Run all passes; the choice is among the finalists, by the last pass alone."""

@@ -114,9 +114,14 @@ def checkpoints(
     session = open_session(target_here(target, shared))
     options = EngineOptions(tree, coupled is not False, batch_size=measuring.batch_size)
     measuring, kept = within(
-        minutes, measuring, partial(session.engine, None, replace(options, tree=None)), params, tasks,
-        partial(_runs, tasks=len(tasks), searches=tree is None, together=together), len(drafters),
-    )  # fmt: skip
+        minutes,
+        measuring,
+        partial(session.engine, None, replace(options, tree=None)),
+        params,
+        tasks,
+        partial(_runs, tasks=len(tasks), searches=tree is None, together=together),
+        len(drafters),
+    )
     if kept < len(drafters):
         promising = trained.best(kept)
         drafters = {name: path for name, path in drafters.items() if name in promising}

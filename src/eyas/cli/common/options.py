@@ -119,9 +119,16 @@ class RuntimeOptions:
     def of(self, model: str) -> options.TargetOptions:
         """The options of the target `model`."""
         return options.TargetOptions(
-            model, self.dtype, self.device, self.attention, self.compile, self.enforce_eager, self.quantize,
-            kv_cache_dtype=self.kv_cache_dtype, keep_panels=self.keep_panels,
-        )  # fmt: skip
+            model,
+            self.dtype,
+            self.device,
+            self.attention,
+            self.compile,
+            self.enforce_eager,
+            self.quantize,
+            kv_cache_dtype=self.kv_cache_dtype,
+            keep_panels=self.keep_panels,
+        )
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,14 @@ def capture(
         batch_tokens = 8192  # this process's device doesn't compute
     shard_bytes = None if shard_mib is None else int(shard_mib * 2**20)
     config = CaptureConfig(
-        taps=boundaries, states=states, final=kind, top=top,
-        batch_tokens=batch_tokens, shard_bytes=shard_bytes, engine=engines.engine,
-    )  # fmt: skip
+        taps=boundaries,
+        states=states,
+        final=kind,
+        top=top,
+        batch_tokens=batch_tokens,
+        shard_bytes=shard_bytes,
+        engine=engines.engine,
+    )
     if shared:
         from eyas.data.capture.workers import CaptureWorkerMaker
 
@@ -193,9 +198,15 @@ def _duration(prepared: Capture) -> str:
 
 
 def _prepare(
-    model: str, chats: Path, output: AnyPath, config: CaptureConfig, longest: int | None, share: float, dtype: str,
+    model: str,
+    chats: Path,
+    output: AnyPath,
+    config: CaptureConfig,
+    longest: int | None,
+    share: float,
+    dtype: str,
     device: str | None,
-) -> Capture:  # fmt: skip
+) -> Capture:
     import torch
 
     from eyas.cli.common.build import quiet

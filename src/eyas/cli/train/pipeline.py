@@ -245,9 +245,13 @@ class Checked:
         if drafted == "auto":
             drafted = distinct_tokens(chats.number * answer, self.size.vocab)
         work = Workload(
-            chats.number, length, answer / length, epochs=self._epochs(chats.number * length),
-            unroll=self.recipe.loss.unroll, draft_vocab=drafted or self.size.vocab,
-        )  # fmt: skip
+            chats.number,
+            length,
+            answer / length,
+            epochs=self._epochs(chats.number * length),
+            unroll=self.recipe.loss.unroll,
+            draft_vocab=drafted or self.size.vocab,
+        )
         measuring = Measuring(options.prompts, options.measured_tokens, options.repeats)
         validating = Validating(validation.prompts if validation.decode else 0, validation.max_tokens)
         found = seconds_of_steps(self.size, work, len(self.taps), self.machine, measuring, validating)
@@ -369,28 +373,72 @@ def steps(
     if options.synthesize is not None:
         sources = [*sources, str(made_up)]
         yield _step(
-            made_up, "data", "synthesize", "--model", model, "--chats", options.synthesize, "--output", made_up,
-            "--batch-size", TOGETHER,
-        )  # fmt: skip
+            made_up,
+            "data",
+            "synthesize",
+            "--model",
+            model,
+            "--chats",
+            options.synthesize,
+            "--output",
+            made_up,
+            "--batch-size",
+            TOGETHER,
+        )
     excluded = [word for path in options.exclude for word in ("--exclude", path)]
     yield _step(
-        chats / "report.json", "data", "prepare", *sources, "--model", model, "--output", chats,
-        *_given(options, "held_out_share", "samples", "max_length"), *excluded,
-    )  # fmt: skip
+        chats / "report.json",
+        "data",
+        "prepare",
+        *sources,
+        "--model",
+        model,
+        "--output",
+        chats,
+        *_given(options, "held_out_share", "samples", "max_length"),
+        *excluded,
+    )
     yield _step(
-        answers / "report.json", "data", "regenerate", "--model", model, "--chats", chats, "--output", answers,
-        "--batch-size", TOGETHER, "--temperature", options.temperature,
-        *_given(options, "max_new_tokens", "draft_model"), *options.shared,
-    )  # fmt: skip
+        answers / "report.json",
+        "data",
+        "regenerate",
+        "--model",
+        model,
+        "--chats",
+        chats,
+        "--output",
+        answers,
+        "--batch-size",
+        TOGETHER,
+        "--temperature",
+        options.temperature,
+        *_given(options, "max_new_tokens", "draft_model"),
+        *options.shared,
+    )
     yield _step(
-        store / "manifest.json", "data", "capture", "--model", model, "--chats", answers, "--output", store,
-        *capture, *options.shared,
-    )  # fmt: skip
+        store / "manifest.json",
+        "data",
+        "capture",
+        "--model",
+        model,
+        "--chats",
+        answers,
+        "--output",
+        store,
+        *capture,
+        *options.shared,
+    )
     yield _step(run / "drafter" / "config.json", "train", options.recipe, *settings(model, folder), *options.set_)
     measuring = (
-        "--prompt-file", run / "prompts.jsonl", "--limit", options.prompts, "--repeats", options.repeats,
-        "--max-new-tokens", options.measured_tokens,
-    )  # fmt: skip
+        "--prompt-file",
+        run / "prompts.jsonl",
+        "--limit",
+        options.prompts,
+        "--repeats",
+        options.repeats,
+        "--max-new-tokens",
+        options.measured_tokens,
+    )
     yield _step(run / "pick" / "config.json", "bench", "checkpoints", run, *measuring, "--write", *options.shared)
     compared = run / "bench" / "methods.json"
     methods = [word for name in ("pick", "pick+suffix", "ngram", "suffix") for word in ("--method", name)]

@@ -218,12 +218,15 @@ class Capture:
         digests = [self._digest(plan) for plan in self.plans]
         shards = tuple(
             StoredShard(
-                file=plan.file, split=plan.split, bytes=self.settings.layout.shard_bytes(plan.size), sha256=digest,
+                file=plan.file,
+                split=plan.split,
+                bytes=self.settings.layout.shard_bytes(plan.size),
+                sha256=digest,
                 **plan.size._asdict(),
             )
             for plan, digest in zip(self.plans, digests, strict=True)
             if digest is not None
-        )  # fmt: skip
+        )
         if len(shards) < len(self.plans):
             return None
         with suppress(StoreError):  # there is none yet, or it is damaged

@@ -310,11 +310,16 @@ def _built(tensors: dict[str, Tensor], where: str, zero_first: bool, target: Tar
     """The module with these tensors, by native names; `where` they are from, for messages."""
     check_numbers(tensors, where)
     config = MtpModuleConfig(
-        hidden_size=target.hidden_size, target_hidden_size=target.hidden_size, vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size, rms_norm_eps=_epsilon(target.config),
-        embedding="own" if EMBEDDING in tensors else "shared", head="own" if HEAD in tensors else "shared",
-        zero_first=zero_first, default_tree="chain:3",
-    )  # fmt: skip
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        rms_norm_eps=_epsilon(target.config),
+        embedding="own" if EMBEDDING in tensors else "shared",
+        head="own" if HEAD in tensors else "shared",
+        zero_first=zero_first,
+        default_tree="chain:3",
+    )
     with torch.device("meta"):
         network = TargetModule(config, target)
     expected = {name: shape for name, shape in shapes_of(network).items() if name not in VOCABULARY_MAP}
@@ -415,9 +420,14 @@ class CascadeProposer(Proposer):
     network: Cascade
 
     def run_pairs(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
+        self,
+        pairs: NetworkPairs,
+        rows: range,
+        tokens: Tensor,
+        hidden: Tensor,
+        width: int,
         layout: RaggedLayout | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         cache = pairs.cache
         if layout is not None:  # outputs are shifted by one token within each row
             tokens = layout.pad(tokens)

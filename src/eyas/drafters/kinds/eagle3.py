@@ -94,9 +94,13 @@ class FirstLayer(DecoderBlock):
 
     def parts(self) -> LayerParts:
         return LayerParts(
-            self.self_attn, self.mlp, self.hidden_norm, self.post_attention_layernorm, self.input_layernorm,
+            self.self_attn,
+            self.mlp,
+            self.hidden_norm,
+            self.post_attention_layernorm,
+            self.input_layernorm,
             self.norm_before_residual,
-        )  # fmt: skip
+        )
 
 
 class FusedTapsNetwork(DraftNetwork):

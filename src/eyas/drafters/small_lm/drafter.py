@@ -418,8 +418,10 @@ def load_small_lm(
         _LOG.warning(
             "the draft model %s has %d parameters, the target %d: drafting costs as much as decoding, so use a "
             "model a tenth as large or smaller",
-            source, size, targets_size,
-        )  # fmt: skip
+            source,
+            size,
+            targets_size,
+        )
     if model.max_length is not None and (target.max_length is None or model.max_length < target.max_length):
         _LOG.warning("the draft model %s drafts up to its context of %d tokens only", source, model.max_length)
     return SmallLmDrafter(model, _shared_vocabulary(source, model, target, tokenizer))
@@ -444,8 +446,10 @@ def _shared_vocabulary(source: str | Path, model: Target, target: Target, tokeni
         _LOG.warning(
             "the draft model %s has another vocabulary than the target: %.1f%% of its tokens can be drafted, which "
             "make up %.1f%% of a sample of English and code",
-            source, 100 * shared.share, 100 * shared.share_of(text for _, text in PROMPTS),
-        )  # fmt: skip
+            source,
+            100 * shared.share,
+            100 * shared.share_of(text for _, text in PROMPTS),
+        )
     return shared
 
 

@@ -52,9 +52,14 @@ class WindowCache(SlotCache):
     """
 
     def __init__(
-        self, layers: Sequence[tuple[KVShape, KVShape]], slots: int, dtype: torch.dtype, device: torch.device,
-        window: Window, turn: Turn,
-    ) -> None:  # fmt: skip
+        self,
+        layers: Sequence[tuple[KVShape, KVShape]],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        window: Window,
+        turn: Turn,
+    ) -> None:
         self.window = window
         self._turn = turn
         self.dropped = [0] * slots

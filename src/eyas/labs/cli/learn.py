@@ -99,10 +99,16 @@ def status(folder: Folder, json: Json = False) -> int:
     for number, card in cards.items():
         gate = card.gate
         table.add_row(
-            str(number), "" if card.parent is None else str(card.parent), _when(card.made), str(card.traffic_rows),
-            str(card.store_rows), str(card.steps), _figure(gate, "recent_candidate"), _figure(gate, "recent_incumbent"),
+            str(number),
+            "" if card.parent is None else str(card.parent),
+            _when(card.made),
+            str(card.traffic_rows),
+            str(card.store_rows),
+            str(card.steps),
+            _figure(gate, "recent_candidate"),
+            _figure(gate, "recent_incumbent"),
             _standing(number, state),
-        )  # fmt: skip
+        )
     show_table(output(), table)
     pinned = "; pinned" if state.pinned else ""
     output().print(f"{len(sizes)} shards of traffic, {sum(sizes) / 2**20:,.1f} MiB{pinned}")
@@ -161,8 +167,11 @@ def revert(
     number = _known(opened, before if generation is None else generation)
     opened.change(
         lambda state: state.model_copy(update={"wanted": number, "settled": number}),
-        "reverted", generation=state.wanted, to=number, reason="by hand",
-    )  # fmt: skip
+        "reverted",
+        generation=state.wanted,
+        to=number,
+        reason="by hand",
+    )
     output().print(f"the server will serve generation {number} within a second")
     return 0
 

@@ -104,9 +104,16 @@ class Collector:
     """Records the rows that the rule allows. `close` writes the complete ones."""
 
     def __init__(
-        self, store: TrafficStore, rule: LearnRule, end_ids: Collection[int], *, longest: int = 4096, salt: bytes = b"",
-        seed: int | None = None, apart: Mapping[str, TrafficStore] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: TrafficStore,
+        rule: LearnRule,
+        end_ids: Collection[int],
+        *,
+        longest: int = 4096,
+        salt: bytes = b"",
+        seed: int | None = None,
+        apart: Mapping[str, TrafficStore] | None = None,
+    ) -> None:
         """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests.
 
         `apart`: digest of a client whose rows go elsewhere -> their store.

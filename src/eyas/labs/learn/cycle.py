@@ -149,10 +149,16 @@ def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reaso
 def _card(candidate: Path, plan: dict[str, Any], figures: dict[str, float]) -> Card:
     origin = open_checkpoint(candidate).provenance
     return Card(
-        number=0, parent=plan["parent"], made=time.time(), traffic_rows=plan["traffic_rows"],
-        traffic_tokens=plan["traffic_tokens"], store_rows=plan["store_rows"], steps=int(origin.get("steps", 0)),
-        seconds=float(origin.get("seconds", 0.0)), gate={name: round(value, 4) for name, value in figures.items()},
-    )  # fmt: skip
+        number=0,
+        parent=plan["parent"],
+        made=time.time(),
+        traffic_rows=plan["traffic_rows"],
+        traffic_tokens=plan["traffic_tokens"],
+        store_rows=plan["store_rows"],
+        steps=int(origin.get("steps", 0)),
+        seconds=float(origin.get("seconds", 0.0)),
+        gate={name: round(value, 4) for name, value in figures.items()},
+    )
 
 
 def _traffic(folder: LearnFolder) -> TrafficStore:

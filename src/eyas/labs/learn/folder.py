@@ -235,11 +235,13 @@ def new_settings(
         drafter=file_hash(*weights),
         target=target,
         layout=ShardLayout(
-            hidden=sizes[0], vocab=sizes[1], taps=tuple(tap for tap in taps if tap != final),
+            hidden=sizes[0],
+            vocab=sizes[1],
+            taps=tuple(tap for tap in taps if tap != final),
             final="all" if reads else "answers",
         ),
         salt=secrets.token_hex(16),
-    )  # fmt: skip
+    )
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

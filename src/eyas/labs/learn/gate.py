@@ -70,9 +70,14 @@ class Gate:
     """Compares drafter folders with the drafter in service, which is replayed only once."""
 
     def __init__(
-        self, incumbent: Path, target: EmbeddingAndHead, recent: FeatureStore, split: str,
-        reference: FeatureStore | None, config: GateConfig,
-    ) -> None:  # fmt: skip
+        self,
+        incumbent: Path,
+        target: EmbeddingAndHead,
+        recent: FeatureStore,
+        split: str,
+        reference: FeatureStore | None,
+        config: GateConfig,
+    ) -> None:
         """Compare on the held-out `split` of `recent`, and on all of `reference`."""
         self._served = load_network(incumbent, target)
         self._target = target

@@ -199,10 +199,15 @@ def write_store(
         tokens = [row.tokens for row in rows]
         described[split] = StoredSplit(**size_of(tokens)._asdict(), dropped=0, hash=rows_hash(tokens))
     settings = CaptureSettings(
-        target=target, taps=layout.taps, layout=layout, chats=name,
+        target=target,
+        taps=layout.taps,
+        layout=layout,
+        chats=name,
         longest=max(len(row.tokens.tokens) for rows in splits.values() for row in rows),
-        batch_tokens=1, shard_bytes=1, splits=described,
-    )  # fmt: skip
+        batch_tokens=1,
+        shard_bytes=1,
+        splits=described,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
     parts = [

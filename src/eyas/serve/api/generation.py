@@ -287,9 +287,13 @@ class Generation:
     """Iterate over its steps, and always `close` it, so that nothing is generated in vain."""
 
     def __init__(
-        self, context: ServerContext, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput],
+        self,
+        context: ServerContext,
+        request: EncodedRequest,
+        handle: RequestHandle,
+        outputs: list[ChoiceOutput],
         clocks: list[SequenceClock],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.context = context
         self.request = request
         self.outputs = outputs

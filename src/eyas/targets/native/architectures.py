@@ -135,9 +135,15 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
     sizes = Heads(
-        heads, groups, size, scales.pop(), float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
-        hasattr(attention, "query_key_value"), _gated(attention, heads * size),
-    )  # fmt: skip
+        heads,
+        groups,
+        size,
+        scales.pop(),
+        float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        latent,
+        hasattr(attention, "query_key_value"),
+        _gated(attention, heads * size),
+    )
     positions = shared.get("embed_positions")
     form = DecoderForm(
         limit=context_limit(config),

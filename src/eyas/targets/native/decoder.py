@@ -241,9 +241,11 @@ class Table(NamedTuple):
         """Make a table of a row-major embedding or a packed weight. Raises UnsupportedModelError for others."""
         if isinstance(embedding, PackedLinear):
             return cls(
-                embedding.rows(0, embedding.out_features).weight, embedding.out_features, embedding.in_features,
+                embedding.rows(0, embedding.out_features).weight,
+                embedding.out_features,
+                embedding.in_features,
                 embedding.kind,
-            )  # fmt: skip
+            )
         if embedding.dtype not in (torch.float32, torch.bfloat16) or not embedding.is_contiguous():
             raise UnsupportedModelError(f"unsupported embedding: {tuple(embedding.shape)} {embedding.dtype}")
         return cls(embedding.data_ptr(), len(embedding), embedding.shape[1], KINDS[embedding.dtype])
@@ -260,9 +262,16 @@ class NativeDecoder:
     """Number of floats of a slot's recurrent states."""
 
     def __init__(
-        self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        ropes: Sequence[RopeTables], embedding: Tensor | PackedLinear, dtype: torch.dtype, form: DecoderForm,
-    ) -> None:  # fmt: skip
+        self,
+        layers: Sequence[LayerParts],
+        norm: nn.Module | None,
+        head: nn.Module | None,
+        heads: Heads,
+        ropes: Sequence[RopeTables],
+        embedding: Tensor | PackedLinear,
+        dtype: torch.dtype,
+        form: DecoderForm,
+    ) -> None:
         """Without a `norm`, the final states are the last layer's output; without a `head`, there are no logits.
 
         `embedding` [tokens, H] is row-major or packed. Raises UnsupportedModelError for layers that the kernels don't
@@ -306,16 +315,38 @@ class NativeDecoder:
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"the sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = DecoderStruct(
-            self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
-            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
-            form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
-            table.address, table.rows, table.kind, address(form.positions),
+            self._layers,
+            len(layers),
+            self.hidden,
+            heads.queries,
+            heads.keys,
+            heads.size,
+            max(sizes, default=0),
+            self._tables[0].shape[2],
+            dtype == torch.bfloat16,
+            together,
+            rounds_twice,
+            centred,
+            form.activation,
+            form.in_parallel,
+            heads.in_turn,
+            heads.gated,
+            eps,
+            heads.scale,
+            heads.softcap,
+            form.embedding_scale,
+            table.address,
+            table.rows,
+            table.kind,
+            address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             Linear() if form.fuse is None else self._linear(form.fuse, self.hidden, fused),
-            None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
-            Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
+            None if norm is None else self._vector(self._norms[norm].values),
+            form.returns_normed,
+            Linear() if head is None else self._linear(head, self.outputs, self.hidden),
+            form.limit or 0,
             *heads.latent[:-1],
-        )  # fmt: skip
+        )
         self.fuses = form.fuse is not None
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
@@ -396,12 +427,19 @@ class NativeDecoder:
         form = router.form
         self._kept.append(experts)
         return experts.struct(
-            form.chosen, router=self._linear(router, experts.num_experts, self.hidden),
-            bias=None if form.bias is None else self._vector(form.bias), groups=form.groups,
-            groups_used=form.groups_used, summed=form.summed, sigmoid=form.sigmoid,
-            renormalised=form.renormalised, rounds_scores=form.rounds_scores, rounds_weights=form.rounds_weights,
-            scale=form.scale, shared_gate=Linear() if gate is None else self._linear(gate, 1, self.hidden),
-        )  # fmt: skip
+            form.chosen,
+            router=self._linear(router, experts.num_experts, self.hidden),
+            bias=None if form.bias is None else self._vector(form.bias),
+            groups=form.groups,
+            groups_used=form.groups_used,
+            summed=form.summed,
+            sigmoid=form.sigmoid,
+            renormalised=form.renormalised,
+            rounds_scores=form.rounds_scores,
+            rounds_weights=form.rounds_weights,
+            scale=form.scale,
+            shared_gate=Linear() if gate is None else self._linear(gate, 1, self.hidden),
+        )
 
     def _linears(
         self, module: Any, names: Sequence[str], joint: str, outputs: Sequence[int], inputs: int
@@ -437,9 +475,16 @@ class NativeDecoder:
 
     @inference
     def run(
-        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | TargetStates | None = None,
-        taps: Sequence[int] = (), final: bool = False, logits: bool = False, blocks: bool = False,
-    ) -> Outcome:  # fmt: skip
+        self,
+        cache: SlotCache,
+        staged: Staged,
+        tokens: Tensor,
+        states: Tensor | Above | TargetStates | None = None,
+        taps: Sequence[int] = (),
+        final: bool = False,
+        logits: bool = False,
+        blocks: bool = False,
+    ) -> Outcome:
         """Run `tokens` [T]; nothing is committed. IndexError for a token without embedding.
 
         `states` are a drafter's states of the tokens [..., H] or of the level above, or the target's. `taps` are
@@ -452,9 +497,15 @@ class NativeDecoder:
         normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
         scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
         self._call(
-            cache, staged, x, Mode.BLOCKS if blocks else Mode.PATHS, tokens.contiguous(), given, taps,
+            cache,
+            staged,
+            x,
+            Mode.BLOCKS if blocks else Mode.PATHS,
+            tokens.contiguous(),
+            given,
+            taps,
             _Made(tapped, normed, scores),
-        )  # fmt: skip
+        )
         return Outcome(x, normed, scores, tapped)
 
     @inference
@@ -486,21 +537,33 @@ class NativeDecoder:
         self._grow(max(lengths) + staged + 1)
         (keys, values), columns = cache.addresses(), _integers(lengths)
         base = NativePass(
-            lengths=addressof(columns), slot=rows.start, cosines=self._tables[0].data_ptr(),
-            sines=self._tables[1].data_ptr(), positions=self._tables[0].shape[1], keys=keys.data_ptr(),
-            values=values.data_ptr(), capacity=cache.capacity, guesses=True,
+            lengths=addressof(columns),
+            slot=rows.start,
+            cosines=self._tables[0].data_ptr(),
+            sines=self._tables[1].data_ptr(),
+            positions=self._tables[0].shape[1],
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            capacity=cache.capacity,
+            guesses=True,
             threads=threads_for(len(rows) * beam.width * self._layer_weights),
-        )  # fmt: skip
+        )
         levels: int = self._kernels.beam(byref(self._struct), byref(base), byref(beam))
         if not levels:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
         return levels
 
     def _call(
-        self, cache: SlotCache, staged: Staged, x: Tensor, mode: Mode, tokens: Tensor | None = None,
-        given: _Given = _NOTHING, taps: Sequence[int] = (),
+        self,
+        cache: SlotCache,
+        staged: Staged,
+        x: Tensor,
+        mode: Mode,
+        tokens: Tensor | None = None,
+        given: _Given = _NOTHING,
+        taps: Sequence[int] = (),
         made: _Made = _NO_OUTPUTS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call the kernel for states x [T, H]."""
         parents = None if staged.parents is None else staged.parents.contiguous()
         most = max(staged.lengths) + staged.before + staged.columns
@@ -513,17 +576,42 @@ class NativeDecoder:
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
-                mode, len(x), staged.columns, address(staged.cells), address(tokens), addressof(lengths),
-                address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1], staged.rooted,
-                staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
-                self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, cache.in_codes, staged.guesses, x.data_ptr(),
-                address(given.above), given.width, given.first, address(given.sources),
-                addressof(boundaries), len(taps), address(made.tapped), address(made.final), *made.kept,
-                address(made.logits), scratch.data_ptr(), rows.states,
+                mode,
+                len(x),
+                staged.columns,
+                address(staged.cells),
+                address(tokens),
+                addressof(lengths),
+                address(parents),
+                0 if parents is None or len(parents) == 1 else parents.shape[1],
+                staged.rooted,
+                staged.before,
+                most,
+                staged.rows.start,
+                self._tables[0].data_ptr(),
+                self._tables[1].data_ptr(),
+                self._tables[0].shape[1],
+                keys.data_ptr(),
+                values.data_ptr(),
+                cache.capacity,
+                cache.in_codes,
+                staged.guesses,
+                x.data_ptr(),
+                address(given.above),
+                given.width,
+                given.first,
+                address(given.sources),
+                addressof(boundaries),
+                len(taps),
+                address(made.tapped),
+                address(made.final),
+                *made.kept,
+                address(made.logits),
+                scratch.data_ptr(),
+                rows.states,
                 threads_for(len(x) * self._layer_weights),
             ),
-        )  # fmt: skip
+        )
         if failed:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
 

@@ -82,9 +82,15 @@ class NativeExperts(nn.Module):
         rounds = top_k_weights.dtype == torch.bfloat16
         struct = self.struct(ids.shape[1], rounds_weights=rounds)
         loaded_kernels().experts(
-            byref(struct), x.data_ptr(), len(x), ids.data_ptr(), weights.data_ptr(), out.data_ptr(),
-            hidden_states.dtype == torch.bfloat16, threads_for(len(x) * struct.weights),
-        )  # fmt: skip
+            byref(struct),
+            x.data_ptr(),
+            len(x),
+            ids.data_ptr(),
+            weights.data_ptr(),
+            out.data_ptr(),
+            hidden_states.dtype == torch.bfloat16,
+            threads_for(len(x) * struct.weights),
+        )
         return out.to(hidden_states.dtype)
 
 

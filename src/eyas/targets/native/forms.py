@@ -113,9 +113,14 @@ class ExpertsForm(NamedTuple):
             halves = [(weight[..., ::2], weight[..., 1::2]) for weight in (both, weights["gate_up_proj_bias"].detach())]
             both, of_both = (torch.cat(pair, dim=-1) for pair in halves)
             form = ExpertsForm(
-                both.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous(), of_both,
-                weights["down_proj_bias"].detach(), Activation.CLIPPED, float(experts.alpha), float(experts.limit),
-            )  # fmt: skip
+                both.transpose(1, 2).contiguous(),
+                down.transpose(1, 2).contiguous(),
+                of_both,
+                weights["down_proj_bias"].detach(),
+                Activation.CLIPPED,
+                float(experts.alpha),
+                float(experts.limit),
+            )
         else:
             form = ExpertsForm(both, down, None, None, activation_of(experts.act_fn))
         if form.down.dim() != 3:
@@ -177,10 +182,16 @@ class RouterForm(NamedTuple):
             raise UnsupportedModelError(f"{name} scores experts by more than a product")
         bias = getattr(getattr(router, "moe_statics", router), "e_score_correction_bias", None)
         form = RouterForm(
-            weight.detach(), offset, None if bias is None else bias.detach().float().flatten().contiguous(),
-            ids.shape[1], False, False, float(getattr(router, "routed_scaling_factor", 1.0)),
-            rounded, weights.dtype == torch.bfloat16,
-        )  # fmt: skip
+            weight.detach(),
+            offset,
+            None if bias is None else bias.detach().float().flatten().contiguous(),
+            ids.shape[1],
+            False,
+            False,
+            float(getattr(router, "routed_scaling_factor", 1.0)),
+            rounded,
+            weights.dtype == torch.bfloat16,
+        )
         best = _MOSTLY
         found = None
         for grouped, sigmoid, renormalised in product(form._grouped(router), (False, True), (False, True)):

@@ -107,9 +107,15 @@ def _halves(x: Tensor, pairs: bool) -> tuple[Tensor, Tensor]:
 
 
 def latent_parts(
-    attention: Any, sizes: LatentHeads, heads: int, size: int, hidden: int, rounds_twice: bool,
-    linear: Callable[[nn.Module, int, int], Linear], vector: Callable[[Tensor], int],
-) -> tuple[list[Linear], Latent]:  # fmt: skip
+    attention: Any,
+    sizes: LatentHeads,
+    heads: int,
+    size: int,
+    hidden: int,
+    rounds_twice: bool,
+    linear: Callable[[nn.Module, int, int], Linear],
+    vector: Callable[[Tensor], int],
+) -> tuple[list[Linear], Latent]:
     """The linears of a layer's input, [q, k, v], and the other parts of its attention.
 
     `linear(module, outputs, inputs)` and `vector(values)` convert to what the kernels take and keep it alive. Raises

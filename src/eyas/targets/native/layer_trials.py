@@ -346,9 +346,15 @@ def _tokens(target: Passes, count: int) -> Tensor:
 
 
 def _layer_refusal(
-    target: Passes, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
-    call: LayerCall, cut: int,
-) -> str | None:  # fmt: skip
+    target: Passes,
+    native: NativeDecoder,
+    index: int,
+    module: nn.Module,
+    positions: Tensor,
+    sizes: tuple[int, int],
+    call: LayerCall,
+    cut: int,
+) -> str | None:
     """How a layer alone differs from its `module` in float32, or None; windows are shortened by `cut`."""
     states = _spread(len(positions), target.hidden_size, sizes)
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))

@@ -26,9 +26,13 @@ class NativeLevels:
     sure: Tensor | None = None
 
     def __init__(
-        self, decoder: NativeDecoder, cache: SlotCache, rows: range, last: tuple[Tensor, Tensor],
+        self,
+        decoder: NativeDecoder,
+        cache: SlotCache,
+        rows: range,
+        last: tuple[Tensor, Tensor],
         head: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draft from the `last` states [slots, H]: as they are fed back, and as the `head` reads them."""
         self._decoder = decoder
         self._cache = cache
@@ -101,9 +105,14 @@ class Choices(NamedTuple):
 
 @inference
 def beam_search(
-    decoder: NativeDecoder, cache: SlotCache, rows: range, search: BeamSearch, roots: Roots, choices: Choices,
+    decoder: NativeDecoder,
+    cache: SlotCache,
+    rows: range,
+    search: BeamSearch,
+    roots: Roots,
+    choices: Choices,
     warp: Warp,
-) -> BeamLevels:  # fmt: skip
+) -> BeamLevels:
     """Run all levels of a beam search below the committed columns of `rows` in one call.
 
     Guesses stay in staging columns: level l's node i in column l * `search.width` + i. IndexError for a token without
@@ -120,12 +129,22 @@ def beam_search(
     given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
     cache.reserve(cache.start(rows) + staged)
     beam = Beam(
-        len(rows), depth, width, *map(address, roots), *map(address, choices), len(choices.ids), *map(address, warp),
-        *(array if array is None else array.ctypes.data for array in given), search.least,
+        len(rows),
+        depth,
+        width,
+        *map(address, roots),
+        *map(address, choices),
+        len(choices.ids),
+        *map(address, warp),
+        *(array if array is None else array.ctypes.data for array in given),
+        search.least,
         *(array.ctypes.data for array in made),
-        None if search.prices is None else search.prices.ctypes.data, search.calibration, most,
-        chosen.ctypes.data, chosen_logprobs.ctypes.data,
-    )  # fmt: skip
+        None if search.prices is None else search.prices.ctypes.data,
+        search.calibration,
+        most,
+        chosen.ctypes.data,
+        chosen_logprobs.ctypes.data,
+    )
     levels = decoder.search(cache, rows, staged, beam)
     sizes = [width, *[width * width] * (levels - 1)]
     nodes = None

@@ -71,8 +71,12 @@ class NativeLinear(PrepackedLinear):
         bias = address(self._wide_bias)
         return Linear(
             weight.data_ptr() + first // PANEL * weight.stride(0) * weight.element_size(),
-            bias and bias + 4 * first, outputs, self.in_features, self.kind, ways,
-        )  # fmt: skip
+            bias and bias + 4 * first,
+            outputs,
+            self.in_features,
+            self.kind,
+            ways,
+        )
 
     def multiply(self, x: Tensor) -> Tensor:
         return self.product(x, self._dtype == torch.bfloat16).to(self._dtype).view(*x.shape[:-1], self.out_features)

@@ -59,9 +59,14 @@ def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | Non
     ids = ids.contiguous()
     out = torch.empty(*positions.shape, len(ids))
     found.gumbel(
-        seeds.data_ptr(), positions.data_ptr(), *positions.shape, ids.data_ptr(), len(ids), out.data_ptr(),
+        seeds.data_ptr(),
+        positions.data_ptr(),
+        *positions.shape,
+        ids.data_ptr(),
+        len(ids),
+        out.data_ptr(),
         threads_for(_NOISE_COST * out.numel()),
-    )  # fmt: skip
+    )
     return out
 
 

@@ -42,10 +42,17 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     sizes = torch.tensor([rows, heads, columns, size, key.shape[1], key.shape[2], value.shape[3]])
     strides = torch.tensor([*key.stride()[:2], *value.stride()[:2]])
     found.attention(
-        wide.data_ptr(), key.data_ptr(), value.data_ptr(), seen.data_ptr(), out.data_ptr(), sizes.data_ptr(),
-        strides.data_ptr(), size**-0.5 if scale is None else scale, query.dtype == torch.bfloat16,
+        wide.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        seen.data_ptr(),
+        out.data_ptr(),
+        sizes.data_ptr(),
+        strides.data_ptr(),
+        size**-0.5 if scale is None else scale,
+        query.dtype == torch.bfloat16,
         threads_for(query.numel() * key.shape[2]),
-    )  # fmt: skip
+    )
     return out.to(query.dtype)
 
 
@@ -59,7 +66,14 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
     found = torch.empty(shape, dtype=torch.int64)
     size = logits.shape[-1]
     loaded_kernels().guess(
-        logits.data_ptr(), logits.numel() // size, size, logits.dtype == torch.bfloat16, ids.data_ptr(), count,
-        scores.data_ptr(), found.data_ptr(), threads_for(logits.numel()),
-    )  # fmt: skip
+        logits.data_ptr(),
+        logits.numel() // size,
+        size,
+        logits.dtype == torch.bfloat16,
+        ids.data_ptr(),
+        count,
+        scores.data_ptr(),
+        found.data_ptr(),
+        threads_for(logits.numel()),
+    )
     return scores, found

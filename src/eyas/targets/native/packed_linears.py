@@ -43,17 +43,27 @@ class PackedLinear(NativeLinear):
 
     @classmethod
     def of_blocks(
-        cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, ...],
+        cls,
+        pieces: Iterable[WeightBlocks],
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
         bias: Tensor | None = None,
-    ) -> PackedLinear:  # fmt: skip
+    ) -> PackedLinear:
         """As `of_panels`, of a weight that comes in `pieces` (`joint_panels`)."""
         return cls.of_panels(*joint_panels(pieces, prod(shape[:-1])), name, dtype, shape, bias)
 
     @classmethod
     def of_panels(
-        cls, kind: WeightFormat, panels: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...],
-        bias: Tensor | None = None, tied: bool = False,
-    ) -> PackedLinear:  # fmt: skip
+        cls,
+        kind: WeightFormat,
+        panels: Tensor,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        bias: Tensor | None = None,
+        tied: bool = False,
+    ) -> PackedLinear:
         """Make a layer in `dtype` of a weight in panels [P, bytes of 16 outputs], in the format called `name`.
 
         Its `shape` is [out, in], or [E, out, in] for a stack of weights.
@@ -119,9 +129,14 @@ class PackedLinear(NativeLinear):
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self.out_features - 1}")
         out = torch.empty(len(flat), self.in_features)
         loaded_kernels().rows(
-            self._prepacked.data_ptr(), self.kind, self.in_features, flat.data_ptr(), len(flat), out.data_ptr(),
+            self._prepacked.data_ptr(),
+            self.kind,
+            self.in_features,
+            flat.data_ptr(),
+            len(flat),
+            out.data_ptr(),
             threads_for(out.numel()),
-        )  # fmt: skip
+        )
         return out.to(self._dtype).view(*ids.shape, self.in_features)
 
 

@@ -93,16 +93,36 @@ class RecurrentParts:
             scales = torch.ones(width)
             scales[where] = self.scales.float()
         return Recurrent(
-            inputs, len(inputs), kept(torch.tensor(begins_at)), floats(scales), width, len(self.channels), kernel,
+            inputs,
+            len(inputs),
+            kept(torch.tensor(begins_at)),
+            floats(scales),
+            width,
+            len(self.channels),
+            kernel,
             0 if self.multipliers is None else len(self.channels) + self.mixed,
-            floats(self.conv.weight[:, 0].T), floats(self.conv.bias),
-            self.factors is not None, self.heads, self.key_heads, size, self.key_size, *self.starts,
-            kept(where[self.steps]), None if self.factors is None else kept(where[self.factors]),
-            floats(self.step_bias), floats(self.rates), floats(self.skip),
-            self.factor_scale, len(self.channels), self.gates_first,
+            floats(self.conv.weight[:, 0].T),
+            floats(self.conv.bias),
+            self.factors is not None,
+            self.heads,
+            self.key_heads,
+            size,
+            self.key_size,
+            *self.starts,
+            kept(where[self.steps]),
+            None if self.factors is None else kept(where[self.factors]),
+            floats(self.step_bias),
+            floats(self.rates),
+            floats(self.skip),
+            self.factor_scale,
+            len(self.channels),
+            self.gates_first,
             None if weight is None else floats(weight.repeat(self.mixed // len(weight))),
-            self.norm_size or size, getattr(self.norm, "variance_epsilon", 0.0), states, out,
-        )  # fmt: skip
+            self.norm_size or size,
+            getattr(self.norm, "variance_epsilon", 0.0),
+            states,
+            out,
+        )
 
     def _arranged(self) -> tuple[list[int], int, Tensor]:
         """Where each panel of the inputs' outputs begins in a row, the row's width, and each output's index in the row.
@@ -166,11 +186,22 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
     keys = (len(joint) - len(gates)) // 2
     norm = mixer.norm if hasattr(mixer, "norm") else mixer.o_norm
     return RecurrentParts(
-        linears, mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj, mixer.conv1d, joint, gates, steps,
-        factors, mixer.dt_bias, -mixer.A_log.float().exp(), keys // size, size, (2 * keys, keys, 0),
+        linears,
+        mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj,
+        mixer.conv1d,
+        joint,
+        gates,
+        steps,
+        factors,
+        mixer.dt_bias,
+        -mixer.A_log.float().exp(),
+        keys // size,
+        size,
+        (2 * keys, keys, 0),
         factor_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
-        norm=norm, norm_size=len(norm.weight),
-    )  # fmt: skip
+        norm=norm,
+        norm_size=len(norm.weight),
+    )
 
 
 def _mamba(mixer: Any) -> RecurrentParts:
@@ -187,12 +218,24 @@ def _mamba(mixer: Any) -> RecurrentParts:
     keys = (channels - mixed) // 2
     gates, convolved, steps = torch.split(torch.arange(linears[0].out_features), [mixed, channels, heads])
     return RecurrentParts(
-        linears, mixer.out_proj, mixer.conv1d, convolved, gates, steps, None, mixer.dt_bias,
-        -mixer.A_log.float().exp(), groups, keys // groups, (0, mixed, mixed + keys), skip=mixer.D,
+        linears,
+        mixer.out_proj,
+        mixer.conv1d,
+        convolved,
+        gates,
+        steps,
+        None,
+        mixer.dt_bias,
+        -mixer.A_log.float().exp(),
+        groups,
+        keys // groups,
+        (0, mixed, mixed + keys),
+        skip=mixer.D,
         scales=None if scales is None else scales.flatten().float() * float(mixer.ssm_in_multiplier),
-        norm=norm, norm_size=0 if norm is None else int(size),
+        norm=norm,
+        norm_size=0 if norm is None else int(size),
         gates_first=norm is None or not getattr(norm, "norm_before_gate", False),
-    )  # fmt: skip
+    )
 
 
 def _short_convolution(mixer: Any) -> RecurrentParts:

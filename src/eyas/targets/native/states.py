@@ -118,9 +118,16 @@ class NativeStates(SlotStates):
         )
         layers, tokens, row = self._inputs.shape
         states = RowStates(
-            len(path.rows), None, addressof(committed), addressof(staged), self._inputs.data_ptr(),
-            tokens * row if layers > 1 else 0, len(made), addressof(which), addressof(to),
-        )  # fmt: skip
+            len(path.rows),
+            None,
+            addressof(committed),
+            addressof(staged),
+            self._inputs.data_ptr(),
+            tokens * row if layers > 1 else 0,
+            len(made),
+            addressof(which),
+            addressof(to),
+        )
         return GivenStates(states, [committed, staged, which, to])
 
     def _keep(self, done: StatePath, slots: Sequence[int]) -> None:  # noqa: ARG002

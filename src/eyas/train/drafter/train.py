@@ -340,9 +340,15 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
         started = f"{config.warm_start} ({common} of {network.config.draft_vocab_size} draft tokens known to it)"
     learnt, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
     objective = DraftObjective(
-        network, target.head, target.vocab_size, learnt, config.loss, loop.bf16, loop.seed,
+        network,
+        target.head,
+        target.vocab_size,
+        learnt,
+        config.loss,
+        loop.bf16,
+        loop.seed,
         by_context=config.max_length > FIRST_RANGE,
-    )  # fmt: skip
+    )
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
     if config.validation.decode and (processes.is_main or loaded.is_sharded):

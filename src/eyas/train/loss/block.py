@@ -307,9 +307,15 @@ little time compared with computing them."""
 
 
 def block_loss(
-    network: BlockNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig,
-    batch: FeatureBatch, taps: Tensor, anchors: Anchors, starts: Tensor | None = None,
-) -> tuple[TokenScores, ChainRows]:  # fmt: skip
+    network: BlockNetwork,
+    head: Callable[[Tensor], Tensor],
+    vocab_size: int,
+    config: LossConfig,
+    batch: FeatureBatch,
+    taps: Tensor,
+    anchors: Anchors,
+    starts: Tensor | None = None,
+) -> tuple[TokenScores, ChainRows]:
     """The summed loss of the blocks after `anchors`, and their guesses.
 
     `head` is the target's. `taps` [C, S, A, Ht], which the network reads, are those of `batch` with or without noise.

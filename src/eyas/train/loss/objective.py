@@ -104,9 +104,13 @@ class DraftLoss(nn.Module):
         ids = self.network.target_ids
         steps = list(unrolled(network, batch.tokens, seen, rows, starts))
         token_loss = TokenLoss(
-            teacher_of(batch, self._head, ids, self._vocab_size), network.logits, head_parameters(network),
-            ids, self._vocab_size, config,
-        )  # fmt: skip
+            teacher_of(batch, self._head, ids, self._vocab_size),
+            network.logits,
+            head_parameters(network),
+            ids,
+            self._vocab_size,
+            config,
+        )
         scores = token_loss([normed for _, normed in steps], rows)
         loss = scores.loss
         if config.feature != "none":
