@@ -145,6 +145,7 @@ test: install lint
 lint: install
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
+	$(RUN)/codespell
 
 types: install
 	$(RUN)/mypy

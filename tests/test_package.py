@@ -58,7 +58,7 @@ def test_the_source_has_what_is_looked_for() -> None:
 
 
 def test_no_folder_is_called_as_stock_gitignores_call_what_is_built() -> None:
-    """Tools that honour such a file would drop it."""
+    """Tools that honor such a file would drop it."""
     folders = {
         folder for name in names(ROOT / "src" / "eyas") if name.endswith(".py") for folder in name.split("/")[:-1]
     }

@@ -147,7 +147,7 @@ class OracleDrafter(Drafter, SlotPairs):
             if not count:
                 continue
             if not self._lengths[slot]:
-                self._held[slot] = self._recognised(next_tokens[row, :count].tolist())
+                self._held[slot] = self._recognized(next_tokens[row, :count].tolist())
             expected = self._expected[slot]
             self._expected[slot] = None
             if expected is not None and expected != count - 1:
@@ -155,7 +155,7 @@ class OracleDrafter(Drafter, SlotPairs):
                 self.lost.append(slot)
             self._lengths[slot] += count
 
-    def _recognised(self, tokens: list[int]) -> int:
+    def _recognized(self, tokens: list[int]) -> int:
         for number, sequence in enumerate(self._sequences):
             if sequence[1 : 1 + len(tokens)] == tokens:
                 return number

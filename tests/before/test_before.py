@@ -85,7 +85,7 @@ def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in FILES.rglob("*")) < 1.5e6
 
 
-def test_a_store_is_recognised_and_left_as_it_is() -> None:
+def test_a_store_is_recognized_and_left_as_it_is() -> None:
     before = contents("store")
     eyas(*CAPTURING, "--output", "store")
     assert contents("store") == before

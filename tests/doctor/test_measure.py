@@ -66,7 +66,7 @@ def test_overlap_is_what_the_likeliest_tokens_share(sound: Reading, one: Transcr
     assert float((whole - found).mean()) < 0.02
 
 
-def test_neighbours_are_counted_together_and_answers_apart(
+def test_neighbors_are_counted_together_and_answers_apart(
     sound: Reading, demo_transcript: Transcript, demo_target: Target
 ) -> None:
     part = demo_transcript.every(8)

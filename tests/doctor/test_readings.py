@@ -93,7 +93,7 @@ def test_many_taps_are_not_tried_in_every_order(target: Target) -> None:
     assert len(orders) == 4
 
 
-def test_drawn_matrices_are_recognised(target: Target) -> None:  # noqa: ARG001
+def test_drawn_matrices_are_recognized(target: Target) -> None:  # noqa: ARG001
     read = reading("eagle3", hidden_size=64, target_hidden_size=64)
     assert unevenness(read) < RANDOM_UNEVENNESS
     name = "fc.weight"

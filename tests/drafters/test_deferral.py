@@ -83,9 +83,9 @@ def test_told_late_is_told_at_once(kind: str, steps: list[tuple]) -> None:  # ty
         if what in ("defer", "observe", "prompt"):
             counts = [40 * (slot == details[0]) for slot in range(SLOTS)] if what == "prompt" else details[0]
             rows = range(SLOTS)
-            learnt = pairs(late, counts, number)
-            prompt.observe(rows, *learnt)
-            (late.observe if what == "observe" else late.defer)(rows, *learnt)
+            learned = pairs(late, counts, number)
+            prompt.observe(rows, *learned)
+            (late.observe if what == "observe" else late.defer)(rows, *learned)
         elif what == "draft" and any(details[0]):
             same(draft(late, SLOTS, details[0]), draft(prompt, SLOTS, details[0]))
         elif what == "catch up":
@@ -126,9 +126,9 @@ def test_only_rows_that_may_draft_catch_up(monkeypatch: pytest.MonkeyPatch) -> N
         read.append(tokens.numel())
         return step(tokens, *args)  # type: ignore[arg-type]
 
-    learnt = pairs(late, [70, 4, 5], 3)
-    late.defer(range(3), *learnt)
-    prompt.observe(range(3), *learnt)
+    learned = pairs(late, [70, 4, 5], 3)
+    late.defer(range(3), *learned)
+    prompt.observe(range(3), *learned)
     monkeypatch.setattr(late.network, "step", watched)
     same(draft(late, 3, [False, True, True]), draft(prompt, 3, [False, True, True]))
     assert read[0] == 9
@@ -140,9 +140,9 @@ def test_only_rows_that_may_draft_catch_up(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_long_backlog_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     late, prompt = pair("eagle3")
     for number in range(3):
-        learnt = pairs(late, [50, 41, 0], number)
-        late.defer(range(3), *learnt)
-        prompt.observe(range(3), *learnt)
+        learned = pairs(late, [50, 41, 0], number)
+        late.defer(range(3), *learned)
+        prompt.observe(range(3), *learned)
     monkeypatch.setattr("eyas.drafters.decoding._CHUNK", 64)
     sizes: list[int] = []
     step = late.network.step
@@ -161,9 +161,9 @@ def test_a_long_backlog_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_slots_come_and_go_with_what_is_pending() -> None:
     late, prompt = pair("eagle3")
-    learnt = pairs(late, [4, 6, 2], 5)
-    late.defer(range(3), *learnt)
-    prompt.observe(range(3), *learnt)
+    learned = pairs(late, [4, 6, 2], 5)
+    late.defer(range(3), *learned)
+    prompt.observe(range(3), *learned)
     for slots in (5, 2, 3):
         for each in (late, prompt):
             each.pairs.reshape(slots, 256)

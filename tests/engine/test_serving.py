@@ -1,4 +1,4 @@
-"""Submitting, cancelling and stepping: how requests end, and what fails without taking others along."""
+"""Submitting, canceling and stepping: how requests end, and what fails without taking others along."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_index_is_known_before_anything_runs() -> None:
     assert {i: done.token_ids for i, done in drain(run).items()} == {i: answer(i) for i in range(4)}
 
 
-def test_cancelling_frees_the_slot_at_once() -> None:
+def test_canceling_frees_the_slot_at_once() -> None:
     run = engine(max_running=2)
     for index in range(4):
         run.submit(request(index, 30))

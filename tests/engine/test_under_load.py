@@ -54,7 +54,7 @@ class Whims(Controller):
         self._share = share
         self.observation: Any = self
         self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
-        self.planned = self.learnt = 0
+        self.planned = self.learned = 0
 
     def plan(
         self,
@@ -84,7 +84,7 @@ class Whims(Controller):
         assert record.rows == len(record.lengths)
         assert record.rows <= record.emitted
         assert record.tokens >= record.rows
-        self.learnt += 1
+        self.learned += 1
 
 
 def twins(name: str, asked: Sequence[Request]) -> list[Completion]:
@@ -200,7 +200,7 @@ def test_trees_that_change_every_round(name: str, kind: str) -> None:
     state = run.state()
     assert state.preempted_total > 0
     assert state.prefix_hit_tokens_total > 0
-    assert 0 < controller.learnt <= state.rounds_total
+    assert 0 < controller.learned <= state.rounds_total
 
 
 def test_reused_pairs_draft_as_fresh_ones() -> None:
@@ -270,9 +270,9 @@ def test_where_nobody_speculates_nobody_plans() -> None:
     run = Engine(tiny.target(), None, Speculation(tiny.eagle3_drafter(), parse_tree(WIDE)), controller=controller)
     ask = Request(tuple(STEMS[1]), SamplingParams(max_tokens=9), speculate=False)
     assert len(run.generate([ask])[0].token_ids) == 9
-    assert controller.planned == controller.learnt == 0
+    assert controller.planned == controller.learned == 0
     run.generate([replace(ask, speculate=True)])
-    assert controller.learnt > 0
+    assert controller.learned > 0
 
 
 def test_pairs_that_nobody_read_yet_also_take_the_place_of_none() -> None:

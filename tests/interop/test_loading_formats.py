@@ -363,7 +363,7 @@ def test_code_that_comes_along_is_named_and_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["PEagleDraftModel", "PeagleLlamaForCausalLM"])
-def test_parallel_drafters_are_recognised_by_name_key_or_tensor(name: str, tmp_path: Path) -> None:
+def test_parallel_drafters_are_recognized_by_name_key_or_tensor(name: str, tmp_path: Path) -> None:
     plain = re.numbers(re.third(re.grouped(2 * re.H, "layers.0")))
     tensors = {**plain, **re.numbers({"mask_hidden": (1, 1, 3 * re.H)})}
     d2t, _ = re.offsets()

@@ -101,7 +101,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "drafter"
 
 
-def test_it_is_recognised_loaded_and_drafts(saved: Path) -> None:
+def test_it_is_recognized_loaded_and_drafts(saved: Path) -> None:
     drafter = load_drafter(saved, tiny.target(), method="sum")
     assert type(drafter.network) is SumNetwork
     assert kind_for(drafter.network.config).name == "sum"

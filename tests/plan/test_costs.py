@@ -215,7 +215,7 @@ def test_only_kinds_whose_work_is_known_are_planned() -> None:
 
 
 def test_the_accept_length_to_expect_follows_the_data() -> None:
-    """Of 400 chats little, of as many as published drafters have learnt from what was published."""
+    """Of 400 chats little, of as many as published drafters have learned from what was published."""
     few, some, many = (Workload(samples, 250) for samples in (400, 16_000, 500_000))
     assert expected_lengths(ACCEPT_LENGTHS["eagle3"], few) == pytest.approx((1.81, 2.44), abs=0.01)
     low, high = expected_lengths(ACCEPT_LENGTHS["eagle3"], some)

@@ -84,7 +84,7 @@ def test_a_group_is_queued_as_a_whole_or_not_at_all() -> None:
     run(work())
 
 
-def test_cancelling_ends_with_a_completion() -> None:
+def test_canceling_ends_with_a_completion() -> None:
     async def work() -> None:
         engine = FakeEngine(stride=1)
         engine.go.clear()

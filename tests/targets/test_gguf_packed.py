@@ -203,7 +203,7 @@ def logits_of(target: Target, tokens: list[int]) -> torch.Tensor:
     return logits.rows[0]
 
 
-def test_files_of_other_formats_are_dequantised(file_of: Callable[[str], Path]) -> None:
+def test_files_of_other_formats_are_dequantized(file_of: Callable[[str], Path]) -> None:
     for kind in ("F16", "Q2_K"):
         assert weight_formats(load_target(file_of(kind), dtype="auto", device="cpu").model) is None
 

@@ -38,7 +38,7 @@ def test_a_prepacked_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) 
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="oneDNN has no bfloat16 here")
-def test_in_bfloat16_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_in_bfloat16_a_row_does_not_depend_on_its_neighbors() -> None:
     parent = nn.Sequential(nn.Linear(16, 24, dtype=torch.bfloat16))
     assert prepack_linears(parent) == 1
     rows = torch.randn(70, 16).bfloat16()

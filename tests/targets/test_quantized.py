@@ -1,4 +1,4 @@
-"""Checkpoints that others quantised: their layers are left alone, what can't be run is refused by name."""
+"""Checkpoints that others quantized: their layers are left alone, what can't be run is refused by name."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_only_plain_linears_are_prepacked() -> None:
     assert [name for name, layer in made.items() if isinstance(layer, PrepackedLinear)] == ["plain"]
 
 
-def test_fingerprints_read_the_tensors_that_a_quantised_weight_consists_of() -> None:
+def test_fingerprints_read_the_tensors_that_a_quantized_weight_consists_of() -> None:
     made = layers()
     before = fingerprint(made)
     made["subclass"].weight.data8[3, 3] += 1  # type: ignore[union-attr, index]
@@ -100,7 +100,7 @@ def test_fingerprints_read_scales_that_are_buffers() -> None:
 
 
 def save(folder: Path, method: str, **settings: Any) -> Path:
-    """A bfloat16 checkpoint whose config says that it is quantised."""
+    """A bfloat16 checkpoint whose config says that it is quantized."""
     tiny.build_model("llama").to(torch.bfloat16).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": method, **settings}
@@ -126,7 +126,7 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
         load_target(save(tmp_path, "bitsandbytes", load_in_4bit=True), device="cpu")
 
 
-def test_quantised_weights_keep_their_dtype_and_are_not_quantised_again(
+def test_quantized_weights_keep_their_dtype_and_are_not_quantized_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tmp_path, "torchao")
@@ -155,7 +155,7 @@ def decoded_losslessly(target: Target, own: Any = None) -> None:
             assert sum(one.stats.target_passes for one in done) < sum(one.stats.tokens for one in done)
 
 
-DEQUANTISED = ["fp8-blocks", "mxfp4", "compressed-fp8", "compressed-fp8-dynamic", "compressed-int4", "awq"]
+DEQUANTIZED = ["fp8-blocks", "mxfp4", "compressed-fp8", "compressed-fp8-dynamic", "compressed-int4", "awq"]
 
 
 def write(folder: Path, name: str) -> Any:
@@ -167,8 +167,8 @@ def write(folder: Path, name: str) -> Any:
     return quantized.write_mxfp4(folder) if name == "mxfp4" else quantized.write(folder, name)
 
 
-@pytest.mark.parametrize("name", DEQUANTISED)
-def test_what_no_kernel_here_multiplies_by_is_dequantised(
+@pytest.mark.parametrize("name", DEQUANTIZED)
+def test_what_no_kernel_here_multiplies_by_is_dequantized(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The model is then a plain one: of the weights that were meant, in any dtype, with native passes."""
@@ -190,7 +190,7 @@ def test_what_no_kernel_here_multiplies_by_is_dequantised(
 
 
 @pytest.mark.skipif(kernels() is None, reason="this machine has no native kernels")
-def test_dequantised_weights_can_take_8_bits(tmp_path: Path) -> None:
+def test_dequantized_weights_can_take_8_bits(tmp_path: Path) -> None:
     write(tmp_path, "fp8-blocks")
     target = load_target(tmp_path, device="cpu", quantize="int8")
     found = [module for module in target.model.modules() if isinstance(module, Int8Linear)]
@@ -198,7 +198,7 @@ def test_dequantised_weights_can_take_8_bits(tmp_path: Path) -> None:
     decoded_losslessly(target)
 
 
-def test_dequantised_weights_have_a_dtype_that_the_cpu_computes_in(
+def test_dequantized_weights_have_a_dtype_that_the_cpu_computes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantized.write(tmp_path, "fp8-blocks")

@@ -119,7 +119,7 @@ def changed(folder: Path, **changes: Callable[[Tensor], Tensor | None]) -> None:
         ("gptq-8", {"qzeros": lambda x: x + 1}, "they have 8 bits and are asymmetric"),
     ],
 )
-def test_what_the_kernels_cannot_hold_is_dequantised(
+def test_what_the_kernels_cannot_hold_is_dequantized(
     tmp_path: Path, name: str, changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     meant = quantized.write(tmp_path, name, head_dim=16)
@@ -181,7 +181,7 @@ def test_float16_beside_packed_weights_becomes_float32(tmp_path: Path) -> None:
 
 
 @needs_kernels
-def test_experts_of_another_form_are_dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_of_another_form_are_dequantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meant = quantized.write(tmp_path, "gptq", family="qwen3moe", head_dim=16)
     monkeypatch.setattr("eyas.targets.native.forms.activation_of", Mock(side_effect=UnsupportedModelError("no")))
     target = load_target(tmp_path, device="cpu", dtype="auto")

@@ -236,7 +236,7 @@ def test_growth_keeps_what_is_staged() -> None:
 
 @pytest.mark.skipif(dense_columns(CPU) is None, reason="rows have no pages of their own here")
 def test_an_emptied_slot_of_a_wide_cache_gives_its_pages_back() -> None:
-    """Those of its neighbours are untouched, and a slot that a sequence was moved out of gives its own back too."""
+    """Those of its neighbors are untouched, and a slot that a sequence was moved out of gives its own back too."""
     # type: ignore[operator]
     shape = KVShape(2, 16)
     columns = dense_columns(CPU) * 2

@@ -52,7 +52,7 @@ def test_turns_equal_fresh_runs_and_prefill_only_what_is_new(
         answer = ask(talk, prompt, temperature=temperature)
         fresh = ask(Conversation(engine(tree)), prompt, temperature=temperature)
         assert answer.token_ids == fresh.token_ids
-        # the same drafts too: what the drafter kept is what it would have learnt
+        # the same drafts too: what the drafter kept is what it would have learned
         assert answer.stats.accepted_histogram == fresh.stats.accepted_histogram
         prompt = [*prompt, *answer.token_ids, *new]
     assert prefilled[0] == prefilled[1] == 12

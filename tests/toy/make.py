@@ -28,9 +28,9 @@ def spread(chats: list[Chat], count: int) -> list[Chat]:
     return [chats[i * len(chats) // count] for i in range(count)]
 
 
-def prompts(maths: Path) -> list[Chat]:
+def prompts(math: Path) -> list[Chat]:
     """5,800 questions that the target was trained on: math, functions to complete and prose; always the same."""
-    splits = split_chats(maths)
+    splits = split_chats(math)
     code = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-code")]
     prose = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-ask")]
     return [*spread(splits["chats"].train, 2730), *spread(code, 2030), *spread(prose, 1040)]
@@ -38,7 +38,7 @@ def prompts(maths: Path) -> list[Chat]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("maths", type=Path, help="grade-school math chats, one JSON object per line")
+    parser.add_argument("math", type=Path, help="grade-school math chats, one JSON object per line")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
@@ -50,7 +50,7 @@ def main() -> None:
     ):
         settings = [
             f"lm.output={folder}",
-            f"lm.corpus.chats={options.maths}",
+            f"lm.corpus.chats={options.math}",
             f"lm.device={options.device}",
             *extra,
         ]
@@ -58,7 +58,7 @@ def main() -> None:
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
-    write_chats(asked, prompts(options.maths))
+    write_chats(asked, prompts(options.math))
     regenerate(asked, answers, EngineAnswerer(engine, eyas.SamplingParams(max_tokens=256)))
 
     store = target / "store"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from eyas.tree import acceptance as rates
-from eyas.tree.acceptance import GROUPS, Acceptance, LearntValues, graded, never_rising
+from eyas.tree.acceptance import GROUPS, Acceptance, LearnedValues, graded, never_rising
 from eyas.tree.draft_tree import DraftTree, Proposal, Source, TreeSpec
 from eyas.tree.shared import SharedTree
-from eyas.tree.values import BIN_CENTRES, bins
+from eyas.tree.values import BIN_CENTERS, bins
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 10)), min_size=1, max_size=20))
@@ -39,7 +39,7 @@ def at(p: float) -> int:
 
 def test_nothing_seen_takes_the_drafter_at_its_word() -> None:
     table = Acceptance().table()
-    np.testing.assert_allclose(table.values, np.broadcast_to(np.exp(BIN_CENTRES), (2, 2, len(BIN_CENTRES))))
+    np.testing.assert_allclose(table.values, np.broadcast_to(np.exp(BIN_CENTERS), (2, 2, len(BIN_CENTERS))))
 
 
 def test_what_was_accepted_counts_and_groups_are_apart() -> None:
@@ -98,7 +98,7 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
     assert abs(tables[0] - Acceptance().table().values).max() > 0.1
 
 
-@pytest.mark.parametrize(("change", "groups"), [("learnt", [1]), ("resumed", [0, 1])])
+@pytest.mark.parametrize(("change", "groups"), [("learned", [1]), ("resumed", [0, 1])])
 def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list[int]) -> None:
     tables = []
     for renewed in (True, False):
@@ -106,7 +106,7 @@ def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list
         for group in (0, 1):
             seen(acceptance, group, later=False, p=0.4, rate=0.9, rounds=20)
         before = acceptance.table() if renewed else None
-        if change == "learnt":
+        if change == "learned":
             seen(acceptance, 1, later=True, p=0.2, rate=0.7, rounds=20)
         else:
             acceptance.counts[0][:] *= 3.0
@@ -138,7 +138,7 @@ def first_children(tree: DraftTree, row: int) -> list[int]:
 def test_what_is_accepted_more_often_than_its_probability_says_makes_longer_paths() -> None:
     """A greedy row's first guess is always right; the sampled one's never is."""
     shape = SharedTree(3, 3, 6, 3)
-    values = LearntValues()
+    values = LearnedValues()
     groups = (0, 1)
     before = grown(shape.valued(values.table, groups))
     assert before.depth.max() == 1

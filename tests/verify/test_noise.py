@@ -81,7 +81,7 @@ def test_is_gumbel_along_every_axis() -> None:
         assert kstest(part.numpy(), "gumbel_r").pvalue > 1e-3
 
 
-def test_neighbours_are_uncorrelated() -> None:
+def test_neighbors_are_uncorrelated() -> None:
     noise = gumbel(torch.arange(100), torch.arange(40).expand(100, -1), torch.arange(40)).double()
     for axis in range(3):
         size = noise.shape[axis]

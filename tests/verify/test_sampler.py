@@ -35,7 +35,7 @@ ANY = st.builds(
 
 
 @given(st.lists(ANY, min_size=2, max_size=5), st.integers(0, 2**31))
-def test_a_row_does_not_depend_on_its_neighbours(params: list[SamplingParams], seed: int) -> None:
+def test_a_row_does_not_depend_on_its_neighbors(params: list[SamplingParams], seed: int) -> None:
     rows = len(params)
     generator = torch.Generator().manual_seed(seed)
     together = admit_all(params, VOCAB)

@@ -79,7 +79,7 @@ def test_a_filtered_token_is_never_sampled(params: SamplingParams, seed: int) ->
 
 
 def test_underflowing_probabilities_stay_where_top_p_is_off() -> None:
-    # softmax gives token 0 exactly zero: its neighbour's top-p must not filter it in a row without
+    # softmax gives token 0 exactly zero: its neighbor's top-p must not filter it in a row without
     logits = torch.tensor([[-200.0, 0.0, 1.0]]).expand(2, -1)
     params = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)]
     warped = admit_all([*params[:1], *params[1:]], 4).path(range(2))

@@ -50,7 +50,7 @@ def _smollm2() -> str:
 
 PROMPTS: tuple[tuple[str, str], ...] = (
     (
-        "maths",
+        "math",
         "A baker makes 12 trays with 8 rolls each. She sells three quarters of the rolls in the morning. "
         "How many rolls are left?",
     ),

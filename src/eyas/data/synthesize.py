@@ -34,7 +34,7 @@ TOPICS = (
     "arithmetic word problems", "algebra and geometry", "statistics", "logic puzzles", "Python programming",
     "JavaScript and web pages", "SQL and data bases", "debugging code", "algorithms", "Linux and shell commands",
     "machine learning", "spreadsheets", "writing e-mails", "writing stories", "writing poems", "rewriting a text",
-    "summarising a text given in the message", "translation", "English grammar", "job applications",
+    "summarizing a text given in the message", "translation", "English grammar", "job applications",
     "business and marketing", "role play", "brainstorming ideas", "explaining something to a child",
 )  # fmt: skip
 """Default topics of the chats."""

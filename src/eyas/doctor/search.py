@@ -63,7 +63,7 @@ def taps(reading: Reading, target: Target) -> Iterator[Change]:
 def tap_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """The same taps, read by `fc` in another order."""
     read = reading.taps
-    orders = permutations(read) if len(read) <= _ALL_ORDERS else _neighbours_swapped(read)
+    orders = permutations(read) if len(read) <= _ALL_ORDERS else _neighbors_swapped(read)
     for order in orders:
         if order != read:
             rising = list(order) == sorted(order)
@@ -129,8 +129,8 @@ def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
         for token in written if isinstance(written, list) else [written]:
             if isinstance(token, int):
                 found.setdefault(token, f"the target's {name} token")
-    neighbours = ((read + 1, "one more"), (read - 1, "one less"))
-    for token, what in ((last, "the last token"), (0, "the first token"), *neighbours):
+    neighbors = ((read + 1, "one more"), (read - 1, "one less"))
+    for token, what in ((last, "the last token"), (0, "the first token"), *neighbors):
         found.setdefault(token, what)
     for token, what in found.items():
         if token != read and 0 <= token <= last:
@@ -156,7 +156,7 @@ def block_size(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: A
                 yield _setting("block size", f"{size} slots", "block_size", size)
 
 
-def _neighbours_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _neighbors_swapped(read: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield read[::-1]
     for i in range(len(read) - 1):
         yield (*read[:i], read[i + 1], read[i], *read[i + 2 :])
@@ -264,7 +264,7 @@ def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
         )
 
 
-def centred_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
+def centered_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
     """Norm weights are stored minus 1, as in Gemma's models."""
     names = [name for name in reading.tensors if name.endswith("norm.weight")]
     if names:
@@ -321,7 +321,7 @@ ASPECTS: tuple[Aspect, ...] = (
     rotary_layout,
     input_order,
     swapped_norms,
-    centred_norms,
+    centered_norms,
 )
 """The aspects that may have been misread, in the order in which they are tried."""
 

@@ -25,7 +25,7 @@ from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, TreeSpec
-from eyas.tree.acceptance import LearntValues
+from eyas.tree.acceptance import LearnedValues
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
 from eyas.tree.union import expected_levels, unite
 from eyas.tree.values import ValueTable
@@ -139,7 +139,7 @@ class HybridDrafter(Drafter):
         self.taps = network.taps
         self.max_fanout = network.max_fanout
         self.default_tree = network.default_tree
-        self._values = LearntValues()
+        self._values = LearnedValues()
         self._usual: float | None = None
         """The usual number of accepted tokens per row when the network drafts; None = it never did."""
         self._last: _Drafted | None = None

@@ -25,7 +25,7 @@ from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.targets.slots import COLUMNS, CacheRoom, Reshaping, SlotCache
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import LearntValues
+from eyas.tree.acceptance import LearnedValues
 from eyas.types import DraftRound, Request
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
@@ -201,7 +201,7 @@ class ModelRunner:
         self.slots = SlotManager(target, self.drafter, rule, max_running)
         self._prefill_chunk = prefill_chunk
         self._step_tokens = step_tokens
-        self._values = LearntValues()
+        self._values = LearnedValues()
         self._prompt_pairs = 0
         self._planned_at = self._overhead = 0.0
 
@@ -399,7 +399,7 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
 
 
-def _learn(values: LearntValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
+def _learn(values: LearnedValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
     """Update the values of nodes from a verified draft, if `spec` chooses its nodes by these values."""
     if spec is not None and spec.values is values.table and draft is not None and values.wants(draft.tree):
         values.learn(draft.tree, draft.paths, np.array(spec.groups))

@@ -165,11 +165,11 @@ class SequenceState:
         )
 
 
-def slots_of(neighbours: Sequence[SequenceState]) -> range:
+def slots_of(neighbors: Sequence[SequenceState]) -> range:
     """The slots of sequences that are next to each other."""
-    first = neighbours[0].slot
+    first = neighbors[0].slot
     assert first is not None
-    return range(first, first + len(neighbours))
+    return range(first, first + len(neighbors))
 
 
 class PrefillBatch(NamedTuple):

@@ -31,7 +31,7 @@ class Claims:
     """What `eyas verify --json` wrote."""
     bench: Path | None = None
     """What `eyas bench -o` wrote."""
-    licence: str | None = None
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Publication:
         """What readers look for in a card and don't find in this one: fields of `Claims`."""
         signs = {
             "target": "base_model:",
-            "licence": "license:",
+            "license": "license:",
             "certificate": "## Losslessness",
             "bench": "## Accept length",
         }
@@ -156,7 +156,7 @@ def _card(
     hub_id = isinstance(target, str) and re.fullmatch(HUB_ID, target) and not Path(target).exists()
     data = ModelCardData(
         base_model=target if hub_id else None,
-        license=claims.licence,
+        license=claims.license,
         library_name="eyas",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", "eyas", report.kind],

@@ -49,12 +49,12 @@ def create_app(
     observer: Observer | None = None,
     gauges: Gauges | None = None,
     metrics: Metrics | None = None,
-    learnt: Callable[[], dict[str, Any]] | None = None,
+    learned: Callable[[], dict[str, Any]] | None = None,
 ) -> FastAPI:
     """Make the app on top of an engine thread, which the caller starts and stops.
 
     `observer` should be the one given to the thread, and should include `gauges` and `metrics`. `gauges` adds the
-    playground at `/`, `metrics` adds `/metrics`. `learnt`: see `playground`.
+    playground at `/`, `metrics` adds `/metrics`. `learned`: see `playground`.
     """
     app = FastAPI(
         title="eyas",
@@ -73,7 +73,7 @@ def create_app(
         def speculating() -> bool:
             return context.engine.speculation is not None
 
-        app.include_router(playground(gauges, speculating, learnt, with_keys=bool(settings.api_keys)))
+        app.include_router(playground(gauges, speculating, learned, with_keys=bool(settings.api_keys)))
     if metrics is not None:
         app.include_router(service.metrics_router(metrics))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):

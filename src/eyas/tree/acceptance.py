@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eyas.tree.draft_tree import DraftTree, Proposal, Source
-from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
+from eyas.tree.values import BIN_CENTERS, BINS, ValueTable, bins
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ _PRIOR = 8.0
 """The number of nodes that a bin's prior counts for."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
-_RAISED: Array = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))
+_RAISED: Array = np.exp(np.multiply.outer(_POWERS, BIN_CENTERS))
 """[P, K] each bin's probability, raised to each power."""
 _DOUBT = 2.0
 """Weight of the prior that the drafter is well calibrated: its log-likelihood cost at a power of 2 or 1/2."""
@@ -183,13 +183,13 @@ class Acceptance:
         return out
 
 
-class LearntValues:
+class LearnedValues:
     """Values learned from the nodes of all sources, for trees that no controller plans."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(GROUPS * len(Source))
         self.table: ValueTable = self._acceptance.table()
-        self._drafts = self._learnt = 0
+        self._drafts = self._learned = 0
 
     def wants(self, tree: DraftTree) -> bool:
         """Whether to learn from a batch of trees; to be called once for each."""
@@ -199,8 +199,8 @@ class LearntValues:
     def learn(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
         """Learn from a verified tree, as `Acceptance.learn_tree` does."""
         self._acceptance.learn_tree(tree, paths, groups)
-        self._learnt += 1
-        if self._learnt % _OFTEN == 0 or self._learnt & (self._learnt - 1) == 0:
+        self._learned += 1
+        if self._learned % _OFTEN == 0 or self._learned & (self._learned - 1) == 0:
             self.table = self._acceptance.table()
 
 

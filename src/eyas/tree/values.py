@@ -41,7 +41,7 @@ def bins(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
 
 BIN_EDGES: Array = -((np.arange(BINS + 1, dtype=np.float64) / _FINENESS) ** 2)
 """[K + 1] log-probabilities that separate the bins; the last bin is open below."""
-BIN_CENTRES: Array = -(((np.arange(BINS, dtype=np.float64) + 0.5) / _FINENESS) ** 2)
+BIN_CENTERS: Array = -(((np.arange(BINS, dtype=np.float64) + 0.5) / _FINENESS) ** 2)
 """[K] a log-probability in the middle of each bin."""
 
 

@@ -269,9 +269,9 @@ class PathState:
             counts = state.make_table("counts")[rows] if self._counts is None else self._counts
             if needs.repetition:
                 seen = state.make_table("prompt")[rows] | (counts > 0)
-                logits = penalise_repetition(logits, seen, state.repetition[rows])
+                logits = penalize_repetition(logits, seen, state.repetition[rows])
             if needs.counts:
-                logits = penalise_counts(logits, counts, state.presence[rows], state.frequency[rows])
+                logits = penalize_counts(logits, counts, state.presence[rows], state.frequency[rows])
         if needs.bad_words and state.bad_words is not None:
             recent = state.bad_words.recent[rows] if self._recent is None else self._recent
             banned = state.bad_words.banned(rows, recent, state.vocab_size)
@@ -315,13 +315,13 @@ class PathState:
         return self._noise[:, self._step - self._noise_start]
 
 
-def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+def penalize_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Weaken tokens `seen` [B, V] in prompt or answer by the factor `penalty` [B] (CTRL, arXiv 1909.05858; 1 = off)."""
     factor = penalty.unsqueeze(1)
     return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
-def penalise_counts(logits: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+def penalize_counts(logits: Tensor, counts: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
     """OpenAI's penalties: subtract `presence` [B] once and `frequency` [B] for each of `counts` [B, V] occurrences."""
     return logits - (frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.accuracy.tasks import FLEXIBLE, INVALID, STRICT, GradeSchoolMaths, flexible, strict
+from eyas.bench.accuracy.tasks import FLEXIBLE, INVALID, STRICT, GradeSchoolMath, flexible, strict
 from eyas.errors import DataError
 
 from ...pairs import write_rows
@@ -15,8 +15,8 @@ from ...pairs import write_rows
 REFERENCE = "He has 1,000+234 = <<1000+234=1234>>1234 dollars.\n#### 1,234"
 
 
-def maths(folder: Path, *rows: Any, **options: Any) -> GradeSchoolMaths:
-    return GradeSchoolMaths(write_rows(folder / "maths.jsonl", rows), **options)
+def math(folder: Path, *rows: Any, **options: Any) -> GradeSchoolMath:
+    return GradeSchoolMath(write_rows(folder / "math.jsonl", rows), **options)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_what_is_found(text: str, found_strictly: str, found_flexibly: str) -> N
     ],
 )
 def test_scores(tmp_path: Path, answer: str, strictly: bool, flexibly: bool) -> None:
-    task = maths(tmp_path, {"question": "How much?", "answer": REFERENCE})
+    task = math(tmp_path, {"question": "How much?", "answer": REFERENCE})
     assert task.score(task.rows[0], answer) == {STRICT: strictly, FLEXIBLE: flexibly}
 
 
 def test_a_negative_reference(tmp_path: Path) -> None:
-    task = maths(tmp_path, {"question": "How cold?", "answer": "#### -5"})
+    task = math(tmp_path, {"question": "How cold?", "answer": "#### -5"})
     assert task.score(task.rows[0], "#### -5") == {STRICT: True, FLEXIBLE: True}
     assert task.score(task.rows[0], "#### 5") == {STRICT: False, FLEXIBLE: False}
 
@@ -76,16 +76,16 @@ def test_prompts_are_the_harness_s(tmp_path: Path) -> None:
             {"question": "never shown", "answer": "#### 0"},
         ],
     )
-    (row,) = maths(tmp_path, {"question": "3+3?", "answer": "#### 6"}, shots=2, shots_file=shots).prompts(chat=True)
+    (row,) = math(tmp_path, {"question": "3+3?", "answer": "#### 6"}, shots=2, shots_file=shots).prompts(chat=True)
     examples = "Question: 1+1?\nAnswer: #### 2\n\nQuestion: 2+2?\nAnswer: #### 4\n\n"
     assert (row.prompt, row.raw) == (f"{examples}Question: 3+3?\nAnswer:", False)
-    (row,) = maths(tmp_path, {"question": "3+3?", "answer": "#### 6"}).prompts(chat=False)
+    (row,) = math(tmp_path, {"question": "3+3?", "answer": "#### 6"}).prompts(chat=False)
     assert (row.prompt, row.raw) == ("Question: 3+3?\nAnswer:", True)
 
 
 def test_rows_of_prompt_files_are_sent_as_they_stand_without_examples(tmp_path: Path) -> None:
     asked = {"question_id": 7, "turns": ["3+3?"], "reference": ["3+3=6\n#### 6"]}
-    task = maths(tmp_path, asked)
+    task = math(tmp_path, asked)
     (row,) = task.prompts(chat=True)
     assert (row.id, row.prompt) == ("7", "3+3?")
     assert task.prompts(chat=False)[0].prompt == "Question: 3+3?\nAnswer:"
@@ -95,31 +95,31 @@ def test_rows_of_prompt_files_are_sent_as_they_stand_without_examples(tmp_path: 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"turns": ["3+3?"]}, "maths.jsonl:1: `reference` is missing"),
-        ({"question": "3+3?"}, "maths.jsonl:1: `answer` is missing"),
-        ({"answer": "#### 6"}, "maths.jsonl:1: `question` is missing"),
+        ({"turns": ["3+3?"]}, "math.jsonl:1: `reference` is missing"),
+        ({"question": "3+3?"}, "math.jsonl:1: `answer` is missing"),
+        ({"answer": "#### 6"}, "math.jsonl:1: `question` is missing"),
         ({"question": "3+3?", "answer": "6"}, "doesn't say `#### N`"),
         ({"turns": ["a", "b"], "reference": ["#### 6"]}, "several turns"),
         ({"messages": [{"role": "user", "content": "a"}]}, "one question of a user"),
         ("[]", "a row is a JSON object"),
-        ("{", "maths.jsonl:1: not JSON"),
+        ("{", "math.jsonl:1: not JSON"),
     ],
 )
 def test_bad_rows(tmp_path: Path, row: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        maths(tmp_path, row)
+        math(tmp_path, row)
 
 
 def test_files_that_hold_too_little(tmp_path: Path) -> None:
     row = {"question": "3+3?", "answer": "#### 6"}
     with pytest.raises(DataError, match="has 1 rows: 5 examples"):
-        maths(tmp_path, row, shots=5, shots_file=write_rows(tmp_path / "train.jsonl", [row]))
+        math(tmp_path, row, shots=5, shots_file=write_rows(tmp_path / "train.jsonl", [row]))
     with pytest.raises(DataError, match="no rows"):
-        maths(tmp_path)
+        math(tmp_path)
     with pytest.raises(DataError, match="can't read the problems"):
-        GradeSchoolMaths(tmp_path / "none.jsonl")
+        GradeSchoolMath(tmp_path / "none.jsonl")
 
 
 def test_the_first_rows(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(3)]
-    assert [row.id for row in maths(tmp_path, *rows, limit=2).rows] == ["1", "2"]
+    assert [row.id for row in math(tmp_path, *rows, limit=2).rows] == ["1", "2"]

@@ -39,7 +39,7 @@ def results(same: int = 2, seconds: float = 2.1, noise: float = 0.0) -> Results:
     """`lookup` accepts one token a pass; plain decoding takes 4 seconds, with repeats that differ by `noise`."""
     made: Results = {}
     for heat in (0.0, 1.0):
-        for task in ("maths", "code"):
+        for task in ("math", "code"):
             plain = measured(4.0, 0, [1.0] * 4)
             plain.spreads = [noise, noise]
             lookup = measured(seconds, 1, [1.0, 2.0, 3.0, 4.0], same, drafting=0.5)
@@ -57,16 +57,16 @@ def comparison(same: int = 2, found: Results | None = None) -> MethodComparison:
 
 def test_figures_have_margins_and_means_have_joint_ones() -> None:
     lines = {(one.temperature, one.line.task, one.line.method): one for one in compared(results(noise=0.1))}
-    maths, code, mean = (lines[0.0, task, "lookup"] for task in ("maths", "code", "mean"))
-    assert maths.line.speedup == pytest.approx(4.0 / 2.1)
-    assert (maths.spread, maths.pairs, maths.draft_share) == (Quartiles(1.75, 3.25), 4, pytest.approx(0.5 / 2.1))
-    alone = maths.line.margins["speedup"]
+    math, code, mean = (lines[0.0, task, "lookup"] for task in ("math", "code", "mean"))
+    assert math.line.speedup == pytest.approx(4.0 / 2.1)
+    assert (math.spread, math.pairs, math.draft_share) == (Quartiles(1.75, 3.25), 4, pytest.approx(0.5 / 2.1))
+    alone = math.line.margins["speedup"]
     assert alone == pytest.approx(2 * 0.1 / 2**0.5 * 4.0 / 2.1, rel=1e-4), "the noise of two prompts' repeats"
-    assert maths.line.margins["accept_length"] == 0.0
-    assert code.line.margins == maths.line.margins
+    assert math.line.margins["accept_length"] == 0.0
+    assert code.line.margins == math.line.margins
     assert mean.line.margins["speedup"] == pytest.approx((alone or 0.0) / 2**0.5)
     assert (mean.spread, mean.pairs) == (None, 8)
-    plain = lines[1.0, "maths", "none"]
+    plain = lines[1.0, "math", "none"]
     assert (plain.line.speedup, plain.line.margins, plain.spread, plain.pairs) == (1.0, {}, None, 0)
     assert Quartiles.of([1.0]) is None
 
@@ -108,12 +108,12 @@ def test_where_the_margin_leaves_it_open_the_method_with_auto_is_served() -> Non
 def test_a_speedup_above_the_accept_length_is_called_impossible_and_never_recommended() -> None:
     wrong = comparison(found=results(seconds=1.0))
     lines = {one.line.task: one.line for one in wrong.lines if one.line.method == "lookup"}
-    assert (lines["maths"].efficiency, lines["mean"].impossible) == (2.0, None)
-    assert str(lines["maths"].impossible).startswith("impossible: lookup on maths, 4.00x at accept length 2.00")
+    assert (lines["math"].efficiency, lines["mean"].impossible) == (2.0, None)
+    assert str(lines["math"].impossible).startswith("impossible: lookup on math, 4.00x at accept length 2.00")
     assert impossible("x", 7.47, 2.28) is not None
     assert impossible("x", 2.3, 2.28) is None
     assert (wrong.fastest.name, wrong.to_serve, wrong.serve_options) == ("none", None, [])
-    assert "lookup isn't ranked: impossible: lookup on maths" in wrong.verdict
+    assert "lookup isn't ranked: impossible: lookup on math" in wrong.verdict
     assert wrong.as_dict()["impossible"] == ["lookup"]
     console = Console(width=200, record=True, file=StringIO())
     console.print(wrong.table("title"))
@@ -144,8 +144,8 @@ def test_the_tables_and_the_json_say_the_same() -> None:
 def test_answers_that_differ_are_named() -> None:
     assert comparison().equality.startswith("Every answer of every method is plain decoding's")
     assert comparison(same=1).equality == (
-        "NOT all answers are plain decoding's: lookup at T=0 on maths (1 of 2), lookup at T=0 on code (1 of 2), "
-        "lookup at T=1 on maths (1 of 2), lookup at T=1 on code (1 of 2)."
+        "NOT all answers are plain decoding's: lookup at T=0 on math (1 of 2), lookup at T=0 on code (1 of 2), "
+        "lookup at T=1 on math (1 of 2), lookup at T=1 on code (1 of 2)."
     )
 
 
@@ -171,6 +171,6 @@ def test_the_plot_draws_what_the_table_prints(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(figures, "_bars", bars)
     assert methods_figure(comparison().as_dict()).startswith(b"<?xml")
-    assert ("maths speedup", [1.9048]) in drawn
+    assert ("math speedup", [1.9048]) in drawn
     assert ("mean accept_length", [2.0]) in drawn
     assert len(drawn) == 2 * 3 * 2

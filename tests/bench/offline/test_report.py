@@ -30,7 +30,7 @@ RESULTS = {
 
 
 def test_figures_are_those_defined() -> None:
-    plain, chain = lines_of("maths", RESULTS)
+    plain, chain = lines_of("math", RESULTS)
     assert (plain.tokens_per_second, plain.speedup, plain.accept_length, plain.efficiency) == (10.0, 1.0, 1.0, None)
     assert (chain.tokens_per_second, chain.speedup, chain.accept_length) == (20.0, 2.0, 2.0)
     assert chain.efficiency == 1.0
@@ -40,7 +40,7 @@ def test_figures_are_those_defined() -> None:
 
 def test_means_are_over_files() -> None:
     slower = {**RESULTS, "chain:2": measured(40, 8.0, [(0, 1)])}
-    lines = [*lines_of("maths", RESULTS), *lines_of("code", slower)]
+    lines = [*lines_of("math", RESULTS), *lines_of("code", slower)]
     plain, chain = means(lines)
     assert [line.task for line in (plain, chain)] == ["mean", "mean"]
     assert chain.speedup == pytest.approx((2.0 + 0.5) / 2)
@@ -73,16 +73,16 @@ def test_a_file_without_answers_divides_by_nothing() -> None:
 
 def test_the_table_and_the_json_say_the_same() -> None:
     console = Console(width=200, record=True, file=StringIO())
-    console.print(table_of(lines_of("maths", RESULTS), "title"))
+    console.print(table_of(lines_of("math", RESULTS), "title"))
     text = console.export_text()
     for words in ("chain:2", "20.0", "2.00x", "1.00", "0.75 0.25", "1/2", "2/2"):
         assert words in text
-    counts = {"maths": {name: one.stats.as_dict() for name, one in RESULTS.items()}}
-    report = document(describe_machine(), {"model": "m"}, DEFINITIONS, lines_of("maths", RESULTS), counts, ["f:1: bad"])
+    counts = {"math": {name: one.stats.as_dict() for name, one in RESULTS.items()}}
+    report = document(describe_machine(), {"model": "m"}, DEFINITIONS, lines_of("math", RESULTS), counts, ["f:1: bad"])
     assert list(json.loads(json.dumps(report))) == ["machine", "settings", "definitions", "lines", "stats", "errors"]
-    assert report["lines"][1] == line_dict(lines_of("maths", RESULTS)[1])
+    assert report["lines"][1] == line_dict(lines_of("math", RESULTS)[1])
     assert report["lines"][1]["efficiency"] == 1.0
-    assert report["stats"]["maths"]["chain:2"]["accepted_histogram"] == [1, 2, 1]
+    assert report["stats"]["math"]["chain:2"]["accepted_histogram"] == [1, 2, 1]
     assert report["machine"]["cores"] >= 1
 
 

@@ -20,12 +20,12 @@ from ...pairs import write_rows
 
 def test_good_rows_are_grouped_and_bad_ones_named(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": ""}, {"prompt": "b"}, {"prompt": "c"}]
-    file = write_rows(tmp_path / "maths.jsonl", rows)
+    file = write_rows(tmp_path / "math.jsonl", rows)
     (task,) = read_tasks([file], 2)
-    assert task.name == "maths"
+    assert task.name == "math"
     assert [[row.prompt for row in group] for group in task.groups] == [["a", "b"], ["c"]]
     (error,) = task.errors
-    assert error.startswith("maths.jsonl:2")
+    assert error.startswith("math.jsonl:2")
     assert [len(group) for group in read_tasks([file], 1, limit=3)[0].groups] == [1, 1]
 
 

@@ -49,7 +49,7 @@ def test_answers_and_counts_are_those_of_plain_decoding(
     assert len(found) > 1 if stops else found == {20}
 
 
-def test_what_a_checkpoint_bans_or_penalises_does_not_count(tmp_path: Path) -> None:
+def test_what_a_checkpoint_bans_or_penalizes_does_not_count(tmp_path: Path) -> None:
     model = pairs.save_target(tmp_path)
     settings = '{"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "do_sample": true}'
     (model / "generation_config.json").write_text(settings, encoding="utf-8")

@@ -16,7 +16,7 @@ from ...bench.serving.fake_server import serving, stream
 from ...pairs import Pair, write_rows
 from ..conftest import Run
 
-MATHS = [
+MATH = [
     {"question": "How many are 48/2?", "answer": "48/2 = 24\n#### 24"},
     {"question_id": 5, "turns": ["And half of that?"], "reference": ["#### 12"]},
 ]
@@ -32,8 +32,8 @@ FEW = ("--max-new-tokens", 8)
 
 
 @pytest.fixture
-def maths(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "maths.jsonl", MATHS)
+def math(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "math.jsonl", MATH)
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def lines_of(report: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_methods_beside_plain_decoding(
-    run: Run, pair: Pair, maths: Path, code: Path, tmp_path: Path, temperature: int
+    run: Run, pair: Pair, math: Path, code: Path, tmp_path: Path, temperature: int
 ) -> None:
     file = tmp_path / "out.json"
     result = run(
         *("bench", "accuracy", pair.model, "--draft-model", pair.drafter, "--method", "eagle3", "--method", "ngram"),
-        *("--task", f"gsm8k={maths}", "--task", f"humaneval={code}", "--temperature", temperature, "--batch-size", 2),
-        *("--shots", 1, "--shots-file", maths, "--output", file, *FEW),
+        *("--task", f"gsm8k={math}", "--task", f"humaneval={code}", "--temperature", temperature, "--batch-size", 2),
+        *("--shots", 1, "--shots-file", math, "--output", file, *FEW),
     )
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
@@ -73,10 +73,10 @@ def test_methods_beside_plain_decoding(
     assert result.stdout.rstrip().endswith("EQUAL: all 6 answers")
 
 
-def test_trees_and_json(run: Run, pair: Pair, maths: Path) -> None:
+def test_trees_and_json(run: Run, pair: Pair, math: Path) -> None:
     trees = ("--tree", "chain:2", "--tree", "dynamic:2,3,5")
     result = run(
-        *("bench", "accuracy", pair.model, "--draft-model", pair.drafter, *trees, "--task", f"gsm8k={maths}"),
+        *("bench", "accuracy", pair.model, "--draft-model", pair.drafter, *trees, "--task", f"gsm8k={math}"),
         *("--limit", 1, "--json", *FEW),
     )
     assert result.exit_code == 0, result.output
@@ -87,7 +87,7 @@ def test_trees_and_json(run: Run, pair: Pair, maths: Path) -> None:
 
 
 def test_a_difference_is_shown_and_fails(
-    run: Run, pair: Pair, maths: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, pair: Pair, math: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Verification passes whose logits are off by one token."""
     verify = Target.verify
@@ -100,7 +100,7 @@ def test_a_difference_is_shown_and_fails(
     monkeypatch.setattr(Target, "verify", tilted)
     file = tmp_path / "out.json"
     result = run(
-        *("bench", "accuracy", pair.model, "--draft-model", pair.drafter, "--task", f"gsm8k={maths}", "--ignore-eos"),
+        *("bench", "accuracy", pair.model, "--draft-model", pair.drafter, "--task", f"gsm8k={math}", "--ignore-eos"),
         *(*FEW, "--output", file),
     )
     assert result.exit_code == 1
@@ -113,7 +113,7 @@ def test_a_difference_is_shown_and_fails(
     assert len(report["answers"]["gsm8k"][str(pair.drafter)]) == 2
 
 
-def test_two_servers_and_code_that_is_run(run: Run, code: Path, maths: Path, tmp_path: Path) -> None:
+def test_two_servers_and_code_that_is_run(run: Run, code: Path, math: Path, tmp_path: Path) -> None:
     def good(body: dict[str, Any]) -> list[bytes]:
         return stream(["```python\ndef one():\n", "    return 1\n```"] if "Write" in str(body) else ["#### 24"])
 
@@ -121,7 +121,7 @@ def test_two_servers_and_code_that_is_run(run: Run, code: Path, maths: Path, tmp
         return stream(["```python\ndef one():\n", "    return 2\n```"] if "Write" in str(body) else ["#### 24"])
 
     file = tmp_path / "out.json"
-    tasks = ("--task", f"gsm8k={maths}", "--task", f"humaneval={code}", "--execute")
+    tasks = ("--task", f"gsm8k={math}", "--task", f"humaneval={code}", "--execute")
     with serving(good) as one, serving(bad) as two:
         both = ("--endpoint", two.url, "--baseline-endpoint", one.url, "--api-key", "k")
         differ = run("bench", "accuracy", *both, *tasks, *FEW, "--output", file)
@@ -140,31 +140,31 @@ def test_two_servers_and_code_that_is_run(run: Run, code: Path, maths: Path, tmp
     assert "NOTHING COMPARED" in alone.stdout
 
 
-def test_our_server_beside_our_engine(run: Run, pair: Pair, maths: Path) -> None:
+def test_our_server_beside_our_engine(run: Run, pair: Pair, math: Path) -> None:
     pytest.importorskip("uvicorn")
     from ...serve.live import live
 
     with live(load(pair.model, pair.drafter, tree="chain:2"), model_names=("tiny",)) as server:
         result = run(
-            *("bench", "accuracy", pair.model, "--endpoint", server.url, "--task", f"gsm8k={maths}", *FEW, "--json"),
+            *("bench", "accuracy", pair.model, "--endpoint", server.url, "--task", f"gsm8k={math}", *FEW, "--json"),
         )
     assert result.exit_code == 0, result.output
     lines = lines_of(json.loads(result.stdout))
     assert (lines["gsm8k", "endpoint"]["equal"], lines["gsm8k", "endpoint"]["compared"]) == (2, 2)
 
 
-def test_a_server_that_fails(run: Run, maths: Path) -> None:
+def test_a_server_that_fails(run: Run, math: Path) -> None:
     with serving(lambda _: 503) as server:
-        result = run("bench", "accuracy", "--endpoint", server.url, "--task", f"gsm8k={maths}", *FEW)
+        result = run("bench", "accuracy", "--endpoint", server.url, "--task", f"gsm8k={math}", *FEW)
     assert result.exit_code == 1
-    assert "error: gsm8k, endpoint: maths.jsonl:1: 503" in result.stderr
+    assert "error: gsm8k, endpoint: math.jsonl:1: 503" in result.stderr
 
 
-def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path) -> None:
+def test_the_report_page_shows_it(run: Run, pair: Pair, math: Path) -> None:
     from eyas.bench.accuracy.compare import accuracy_section
     from eyas.bench.report.page import render
 
-    result = run("bench", "accuracy", pair.model, "--method", "ngram", "--task", f"gsm8k={maths}", *FEW, "--json")
+    result = run("bench", "accuracy", pair.model, "--method", "ngram", "--task", f"gsm8k={math}", *FEW, "--json")
     page = render("x", [], [accuracy_section(json.loads(result.stdout))])
     for words in ("no answer differs", "strict-match", "ngram", "2/2"):
         assert words in page
@@ -173,26 +173,26 @@ def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--task gsm9k={maths}", "--task gsm9k="),
+        ("--task gsm9k={math}", "--task gsm9k="),
         ("--task gsm8k", "write gsm8k=FILE or humaneval=FILE"),
-        ("--task gsm8k={maths} --task gsm8k={code}", "given twice"),
-        ("--task gsm8k={maths} --shots 5", "--shots 5 needs examples"),
-        ("--task gsm8k={maths} --shots-file {maths}", "--shots-file would be ignored"),
-        ("--task humaneval={code} --shots 1 --shots-file {maths}", "--shots is about gsm8k"),
-        ("--task gsm8k={maths} --execute", "--execute is about code"),
+        ("--task gsm8k={math} --task gsm8k={code}", "given twice"),
+        ("--task gsm8k={math} --shots 5", "--shots 5 needs examples"),
+        ("--task gsm8k={math} --shots-file {math}", "--shots-file would be ignored"),
+        ("--task humaneval={code} --shots 1 --shots-file {math}", "--shots is about gsm8k"),
+        ("--task gsm8k={math} --execute", "--execute is about code"),
         ("--task humaneval={eagle} --execute", "no `test` and `entry_point`"),
-        ("--task gsm8k={maths} --method none", "leave it out"),
-        ("--task gsm8k={maths} --method bush", "unknown method 'bush'"),
-        ("--task gsm8k={maths} --method eagle3", "method eagle3 needs a drafter: give one with --draft-model"),
-        ("--task gsm8k={maths} --method ngram --draft-model demo", "is for none of the methods"),
-        ("--task gsm8k={maths} --tree chain:2", "--tree and --coupled are about drafting"),
-        ("--task gsm8k={maths} --method ngram --tree bush", "unknown tree 'bush'"),
-        ("--task gsm8k={maths} --output {none}/out.json", "there is no directory"),
+        ("--task gsm8k={math} --method none", "leave it out"),
+        ("--task gsm8k={math} --method bush", "unknown method 'bush'"),
+        ("--task gsm8k={math} --method eagle3", "method eagle3 needs a drafter: give one with --draft-model"),
+        ("--task gsm8k={math} --method ngram --draft-model demo", "is for none of the methods"),
+        ("--task gsm8k={math} --tree chain:2", "--tree and --coupled are about drafting"),
+        ("--task gsm8k={math} --method ngram --tree bush", "unknown tree 'bush'"),
+        ("--task gsm8k={math} --output {none}/out.json", "there is no directory"),
     ],
 )
-def test_what_is_refused(run: Run, pair: Pair, maths: Path, code: Path, options: str, words: str) -> None:
-    eagle = write_rows(maths.parent / "eagle.jsonl", [{"turns": ["def f():"], "reference": ["    pass"]}])
-    given = options.format(maths=maths, code=code, eagle=eagle, none=maths.parent / "none").split()
+def test_what_is_refused(run: Run, pair: Pair, math: Path, code: Path, options: str, words: str) -> None:
+    eagle = write_rows(math.parent / "eagle.jsonl", [{"turns": ["def f():"], "reference": ["    pass"]}])
+    given = options.format(math=math, code=code, eagle=eagle, none=math.parent / "none").split()
     result = run("bench", "accuracy", pair.model, *given)
     assert result.exit_code == 2, result.output
     assert words in result.stderr

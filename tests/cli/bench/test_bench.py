@@ -17,12 +17,12 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def bench(run: Run, pair: Pair, tmp_path: Path) -> Run:
-    maths = write_rows(tmp_path / "maths.jsonl", [{"turns": ["48/2?", "and then?"]}, {"prompt": "clips"}])
+    math = write_rows(tmp_path / "math.jsonl", [{"turns": ["48/2?", "and then?"]}, {"prompt": "clips"}])
     code = write_rows(tmp_path / "code.jsonl", [{"prompt": "def add"}])
 
     def call(*options: Any) -> Result:
         few = ("--max-new-tokens", 4, "--repeats", 2, "--warmup", 0)
-        return run("bench", "--model", pair.model, "--prompt-file", maths, "--prompt-file", code, *few, *options)
+        return run("bench", "--model", pair.model, "--prompt-file", math, "--prompt-file", code, *few, *options)
 
     return call
 
@@ -34,13 +34,13 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert [(line["task"], line["method"]) for line in report["lines"]] == [
-        (task, method) for task in ("maths", "code", "mean") for method in ("none", "chain:2", "dynamic:2,3,5")
+        (task, method) for task in ("math", "code", "mean") for method in ("none", "chain:2", "dynamic:2,3,5")
     ]
     for line in report["lines"]:
-        assert line["same"] == line["answers"] == {"maths": 3, "code": 1, "mean": 4}[line["task"]]
+        assert line["same"] == line["answers"] == {"math": 3, "code": 1, "mean": 4}[line["task"]]
         # the file has four decimals: the table's two may have been rounded the other way
         assert any(f"{line['speedup'] + nudge:.2f}x" in result.stdout for nudge in (-5e-5, 5e-5))
-    assert report["stats"]["maths"]["none"]["tokens"] == report["stats"]["maths"]["chain:2"]["tokens"]
+    assert report["stats"]["math"]["none"]["tokens"] == report["stats"]["math"]["chain:2"]["tokens"]
     assert report["settings"]["repeats"] == 2
     assert report["settings"]["sampling"]["max_tokens"] == 4
     for words in ("dynamic:2,3,5", "3/3", "4/4", "efficiency: speedup / accept length"):

@@ -23,12 +23,12 @@ Run = Callable[..., Result]
 @pytest.fixture
 def bench(run: Run, pair: Pair, tmp_path: Path) -> Run:
     save_run(tmp_path / "run", pair.model)
-    maths = write_rows(tmp_path / "maths.jsonl", [{"prompt": "48/2?"}, {"prompt": "clips"}])
+    math = write_rows(tmp_path / "math.jsonl", [{"prompt": "48/2?"}, {"prompt": "clips"}])
     code = write_rows(tmp_path / "code.jsonl", [{"prompt": "def add"}])
 
     def call(*options: Any) -> Result:
         few = ("--max-new-tokens", 12, "--repeats", 1, "--warmup", 0, "--together", 2, "--tree", "dynamic:2,25,50")
-        files = ("--prompt-file", maths, "--prompt-file", code)
+        files = ("--prompt-file", math, "--prompt-file", code)
         return run("bench", "checkpoints", tmp_path / "run", *files, *few, *options)
 
     return call
@@ -52,9 +52,9 @@ def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pyte
     result = bench("--write", "--output", tmp_path / "all.json")
     assert result.exit_code == 0, result.output
     assert calls == [
-        ("maths", "none", "step-000010", "step-000020"),
+        ("math", "none", "step-000010", "step-000020"),
         ("code", "none", "step-000010", "step-000020"),
-        ("maths", "none", "step-000030"),
+        ("math", "none", "step-000030"),
         ("code", "none", "step-000030"),
     ]
     report = json.loads((tmp_path / "run" / "bench" / "checkpoints.json").read_text())
@@ -96,8 +96,8 @@ def test_a_pick_slower_than_plain_is_warned_of_and_left_to_go_on_with(
     pick = tmp_path / "run" / "pick"
     assert json.loads((pick / "config.json").read_text())["default_tree"] == "auto"
     assert "its default_tree is auto" in result.stderr
-    maths, code = (f"--prompt-file {tmp_path}/{name}.jsonl" for name in ("maths", "code"))
-    assert f"--draft-model {pick} {maths} {code}\n" in result.stderr
+    math, code = (f"--prompt-file {tmp_path}/{name}.jsonl" for name in ("math", "code"))
+    assert f"--draft-model {pick} {math} {code}\n" in result.stderr
     following = result.stderr.split("next: eyas ")[1].split()
     assert following[:2] == ["bench", "methods"]
 
@@ -127,7 +127,7 @@ def test_what_is_known_is_not_measured_again(bench: Run, tmp_path: Path, monkeyp
     shutil.move(tmp_path / "kept", tmp_path / "run" / "checkpoints" / "step-000030")
     calls.clear()
     second = json.loads((bench("--output", tmp_path / "a.json"), tmp_path / "a.json")[1].read_text())
-    assert calls == [("maths", "none", "step-000030"), ("code", "none", "step-000030")]
+    assert calls == [("math", "none", "step-000030"), ("code", "none", "step-000030")]
     before = {row["name"]: row for row in first["ranked"]}
     assert {row["name"]: row for row in second["ranked"] if row["name"] in before} == before
     calls.clear()
@@ -153,5 +153,5 @@ def test_what_is_refused(bench: Run, run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").unlink()
     assert "names no target: give --model" in bench().stderr
     (tmp_path / "empty").mkdir()
-    result = run("bench", "checkpoints", tmp_path / "empty", "--prompt-file", tmp_path / "maths.jsonl")
+    result = run("bench", "checkpoints", tmp_path / "empty", "--prompt-file", tmp_path / "math.jsonl")
     assert (result.exit_code, "has no checkpoints" in result.stderr) == (1, True)

@@ -19,7 +19,7 @@ FEW = ("--max-new-tokens", 4, "--repeats", 1, "--warmup", 0)
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "maths.jsonl", [{"turns": ["48/2?", "and then?"]}, {"prompt": "clips"}])
+    return write_rows(tmp_path / "math.jsonl", [{"turns": ["48/2?", "and then?"]}, {"prompt": "clips"}])
 
 
 def answer(body: dict[str, Any]) -> list[bytes]:
@@ -95,7 +95,7 @@ def test_errors_fail(run: Run, prompts: Path) -> None:
     with serving(lambda _: 503) as server:
         result = run("bench", "--endpoint", server.url, "--prompt-file", prompts, *FEW)
     assert result.exit_code == 1
-    assert "error: maths, endpoint: 2 times 503" in result.stderr
+    assert "error: math, endpoint: 2 times 503" in result.stderr
     gone = run("bench", "--endpoint", "http://127.0.0.1:9", "--prompt-file", prompts, *FEW)
     assert gone.exit_code == 1
     assert "can't be reached" in gone.stderr

@@ -20,11 +20,11 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def bench(run: Run, pair: Pair, tmp_path: Path) -> Run:
-    maths = write_rows(tmp_path / "maths.jsonl", [{"prompt": "48/2? 48/2? 48/2?"}, {"prompt": "clips"}])
+    math = write_rows(tmp_path / "math.jsonl", [{"prompt": "48/2? 48/2? 48/2?"}, {"prompt": "clips"}])
     code = write_rows(tmp_path / "code.jsonl", [{"prompt": "def add"}])
 
     def call(*options: Any) -> Result:
-        files = ("--prompt-file", maths, "--prompt-file", code)
+        files = ("--prompt-file", math, "--prompt-file", code)
         few = ("--max-new-tokens", 6, "--repeats", 2, "--warmup", 0)
         return run("bench", "methods", pair.model, *files, *few, *options)
 
@@ -41,11 +41,11 @@ def test_figures_of_every_method(bench: Run, pair: Pair, tmp_path: Path) -> None
     assert [(line["task"], line["temperature"], line["method"]) for line in report["lines"]] == [
         (task, heat, method)
         for heat in (0, 1)
-        for task in ("maths", "code", "mean")
+        for task in ("math", "code", "mean")
         for method in ("none", "eagle3", "ngram")
     ]
     for line in report["lines"]:
-        answers = {"maths": 2, "code": 1, "mean": 3}[line["task"]]
+        answers = {"math": 2, "code": 1, "mean": 3}[line["task"]]
         assert line["same"] == line["answers"] == answers
         assert line["pairs"] == (0 if line["method"] == "none" else 2 * answers)
         if line["method"] == "none":

@@ -174,7 +174,7 @@ def test_a_figure_that_cannot_be_true_is_not_served() -> None:
 
 
 def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -> None:
-    sample = {"task": "maths", "prompt": "48/2?", "answer": "It is 24."}
+    sample = {"task": "math", "prompt": "48/2?", "answer": "It is 24."}
     write_json(trained / "bench" / "methods.json", replace(comparison(), samples=[sample], machine=MACHINE).as_dict())
     load = served(
         {
@@ -190,7 +190,7 @@ def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -
         "what each method costs",
         "lookupchain:12.00.524%",
         "Sample answers",
-        "maths: 48/2?",
+        "math: 48/2?",
         "It is 24.",
         "Concurrency",
         "concurrent clients",

@@ -154,7 +154,7 @@ def test_the_page_names_every_alias_and_only_options_that_exist() -> None:
     assert named <= own
 
 
-def test_the_page_names_what_is_refused_and_the_keys_that_are_honoured() -> None:
+def test_the_page_names_what_is_refused_and_the_keys_that_are_honored() -> None:
     refused = [name for row in table("option") for name in re.findall(r"`(--[\w-]+)`", row[0])]
     assert sorted(refused) == sorted(REFUSED)
     assert [row[0].strip("`") for row in table("key")] == list(VLLM_KEYS)

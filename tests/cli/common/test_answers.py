@@ -64,7 +64,7 @@ def test_a_thought_is_dimmed_on_a_terminal_and_kept_apart(monkeypatch: pytest.Mo
         assert "\x1b" not in screen.getvalue().partition("\n\n")[2]
 
 
-def test_without_colour_the_mark_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_color_the_mark_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert mark("x") == "\x1b[32m\x1b[4mx\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")

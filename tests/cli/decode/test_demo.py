@@ -26,7 +26,7 @@ def demo(run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The pair stands for SmolLM2 and its drafter; short prompts."""
     monkeypatch.setattr("eyas.assets._smollm2", lambda: str(pair.model))
     monkeypatch.setattr("eyas.assets.SMOLLM2_DRAFTER", pair.drafter)
-    monkeypatch.setattr("eyas.assets.PROMPTS", (("maths", "48/2?"), ("code", "def add"), ("maths", "24?")))
+    monkeypatch.setattr("eyas.assets.PROMPTS", (("math", "48/2?"), ("code", "def add"), ("math", "24?")))
     return lambda *arguments: run("demo", "--max-new-tokens", 8, "--tree", "chain:2", *arguments)
 
 
@@ -35,7 +35,7 @@ def test_json(demo: Run) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert list(report) == ["rows", "settings", "machine"]
-    assert [row["text"] for row in report["rows"]] == ["maths", "code", "all"]
+    assert [row["text"] for row in report["rows"]] == ["math", "code", "all"]
     for row in report["rows"]:
         assert row["identical_output"] is True
         assert row["accept_length"] >= 1.0
@@ -50,9 +50,9 @@ def test_text(demo: Run) -> None:
     result = demo("--tree", "chain:2")
     assert result.exit_code == 0, result.output
     assert "tiny and often wrong" in result.stdout
-    assert "[maths] 48/2?" in result.stdout
+    assert "[math] 48/2?" in result.stdout
     assert "[code] def add" in result.stdout
-    rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("maths ", "code ", "all "))]
+    rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("math ", "code ", "all "))]
     assert [line.split()[-1] for line in rows] == ["yes"] * 3
     assert "identical output: every token of both runs was compared" in result.stdout
     assert "DIFFERENT" not in result.stdout
@@ -77,7 +77,7 @@ def test_figures_that_are_not_to_be_trusted_are_warned_of(demo: Run, monkeypatch
     for options in ((), ("--json",)):
         said = demo(*options).stderr
         assert "warning: the machine was busy (load 9)" in said
-        assert "warning: impossible: maths, " in said
+        assert "warning: impossible: math, " in said
 
 
 def test_own_model_prompts_and_file(run: Run, pair: Pair, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_methods_race_on_the_same_texts(demo: Run) -> None:
     names = list(dict.fromkeys(row["method"] for row in report["rows"]))
     assert names[:2] == ["plain", "eagle3"]
     assert "ngram" in names
-    assert [row["text"] for row in report["rows"]] == ["maths", "code", "all"] * len(names)
+    assert [row["text"] for row in report["rows"]] == ["math", "code", "all"] * len(names)
     for row in report["rows"]:
         assert row["identical_output"] is True
         assert (row["draft_share"] > 0) == (row["method"] != "plain")
@@ -182,5 +182,5 @@ def test_a_method_that_differs_is_shown(demo: Run, monkeypatch: pytest.MonkeyPat
 
 def test_the_prompts_are_of_three_kinds() -> None:
     kinds: list[Any] = [kind for kind, _ in PROMPTS]
-    assert set(kinds) == {"maths", "code", "prose"}
+    assert set(kinds) == {"math", "code", "prose"}
     assert len(kinds) == len({text for _, text in PROMPTS})

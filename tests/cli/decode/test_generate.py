@@ -263,13 +263,13 @@ def test_seeds_decide_and_drafting_does_not(decode: Run, rows: Path) -> None:
     assert one != tokens(decode(*heat, "--seed", 2))
 
 
-def test_typical_acceptance_is_labelled(decode: Run) -> None:
+def test_typical_acceptance_is_labeled(decode: Run) -> None:
     (row,) = objects(decode("--prompt", "How many?", "--json", "--acceptance", "typical:0.3,0.5"))
     assert row["lossy"] is True
     assert "LOSSY" in decode("--prompt", "How many?", "--acceptance", "typical").stderr
 
 
-def test_a_made_up_accept_length_is_labelled(decode: Run) -> None:
+def test_a_made_up_accept_length_is_labeled(decode: Run) -> None:
     asked = ("--prompt", "How many?", "--tree", "chain:4", "--max-new-tokens", 40, "--ignore-eos")
     result = decode(*asked, "--synthetic-accept-length", 3, "--json")
     (row,) = objects(result)

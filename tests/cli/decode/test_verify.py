@@ -128,7 +128,7 @@ def test_nothing_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setenv("COLUMNS", "80")
         patched.setattr("sys.stdout", screen)
         _print(Certificate("target", "drafter", torch.float32, cells))
-    shown = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())  # colours take no columns
+    shown = re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())  # colors take no columns
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
     assert "dynamic:10,16,128" in shown.partition("T=")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats.duplicates import Duplicates, Evaluations, normalised, question_key
+from eyas.data.chats.duplicates import Duplicates, Evaluations, normalized, question_key
 from eyas.errors import DataError, RowError
 from eyas.text.chats import Chat, Message, exchange
 
@@ -22,10 +22,10 @@ def reason(check: Any, chat: Chat) -> str | None:
     return None
 
 
-def test_texts_are_compared_normalised() -> None:
-    assert normalised("  What\tIS\n\nthis? ") == "what is this?"
-    assert normalised("ﬁne Stra\u00dfe \u212b") == normalised("FINE STRASSE \u00c5")
-    assert normalised("x==1") != normalised("x!=1")
+def test_texts_are_compared_normalized() -> None:
+    assert normalized("  What\tIS\n\nthis? ") == "what is this?"
+    assert normalized("ﬁne Stra\u00dfe \u212b") == normalized("FINE STRASSE \u00c5")
+    assert normalized("x==1") != normalized("x!=1")
 
 
 def test_the_first_of_equals_stays() -> None:

@@ -119,7 +119,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("stdlib,heavy", "'heavy' is not key=value"),
         ("stdlib,weight=0", "weight: Input should be greater than 0"),
         ("stdlib,weight=inf", "weight"),
-        ("stdlib,colour=red", "colour: there is no such key"),
+        ("stdlib,color=red", "color: there is no such key"),
         ("stdlib,layout=letters", "use one of openai, sharegpt, alpaca"),
         ("stdlib,split=test", "split is for folders and data sets given by name"),
         ("./gone", "no file or folder ./gone"),

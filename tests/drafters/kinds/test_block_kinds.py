@@ -27,7 +27,7 @@ from eyas.errors import CheckpointError, ConfigError
 from eyas.interop.inspect.report import report_drafter
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
+from eyas.tree.values import BIN_CENTERS, BINS, ValueTable
 from eyas.types import Limits, Request, SamplingParams
 from eyas.verify import Sampler
 
@@ -558,7 +558,7 @@ def test_a_block_without_its_mask_token_is_refused(tmp_path: Path) -> None:
 
 def taken_at_its_word() -> ValueTable:
     """Values that are the probabilities themselves."""
-    return ValueTable(np.broadcast_to(np.exp(BIN_CENTRES), (2, 2, BINS)).copy())
+    return ValueTable(np.broadcast_to(np.exp(BIN_CENTERS), (2, 2, BINS)).copy())
 
 
 def test_a_confident_drafter_gets_deeper_trees() -> None:

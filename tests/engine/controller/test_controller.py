@@ -201,7 +201,7 @@ def test_a_trial_of_a_text_ends_once_it_is_hopeless(seed: int) -> None:
 
 
 def test_hard_answers_and_easy_ones_take_turns() -> None:
-    """What was learnt of the one must not hold for the other: here levels are dear, and the drafter is always sure."""
+    """What was learned of the one must not hold for the other: here levels are dear, and the drafter is always sure."""
     machine = Machine(first=0.2, level=0.12, position=0.01)
     ratios = []
     for seed in range(3):

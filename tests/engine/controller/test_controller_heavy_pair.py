@@ -30,7 +30,7 @@ def test_it_is_soon_as_fast_as_the_best_fixed_shape(rows: int, least: float) -> 
 
 
 def test_an_answer_that_begins_hard_and_goes_on_easily_is_soon_drafted_for() -> None:
-    """Answers begin with words that nobody guesses; what was learnt of those must not hold for long."""
+    """Answers begin with words that nobody guesses; what was learned of those must not hold for long."""
     ratios = list[float]()
     for seed in range(8):
         made = controller(HEAVY)

@@ -61,7 +61,7 @@ def test_one_bad_moment_makes_no_size_dearer_than_larger_ones() -> None:
     assert passes(costs, 1) <= passes(costs, 13)
 
 
-def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
+def test_a_size_s_own_cost_is_learned_from_rounds_beside_it() -> None:
     """Passes of 16 really cost half as much again as was measured at start-up, those of one token do not."""
     costs = CostModel(TABLE)
     before = passes(costs, 1), passes(costs, 16)
@@ -119,7 +119,7 @@ def test_a_burst_moves_no_size_against_another(length: int, factor: float) -> No
     assert passes(costs, 16) / passes(costs, 1) == pytest.approx(truth[16] / truth[1], rel=0.03)
 
 
-def test_parts_are_learnt_apart() -> None:
+def test_parts_are_learned_apart() -> None:
     costs = CostModel(TABLE)
     machine = Machine()
     for _ in range(30):

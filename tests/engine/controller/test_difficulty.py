@@ -11,9 +11,9 @@ import pytest
 from eyas.engine.controller.difficulty import Difficulty
 from eyas.tree.acceptance import GROUPS, GradedStep
 from eyas.tree.draft_tree import Source
-from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
+from eyas.tree.values import BIN_CENTERS, BINS, ValueTable
 
-VALUES = ValueTable(np.broadcast_to(np.exp(BIN_CENTRES), (GROUPS * len(Source), 2, BINS)))
+VALUES = ValueTable(np.broadcast_to(np.exp(BIN_CENTERS), (GROUPS * len(Source), 2, BINS)))
 GROUP = np.zeros(1, dtype=np.int64)
 
 

@@ -33,13 +33,13 @@ def experience(kind: str = "eagle3", seed: int = 0) -> Experience:
     return found
 
 
-def test_the_next_model_forecasts_what_the_last_one_learnt() -> None:
-    learnt = trained(mixed(1), rounds=300)
+def test_the_next_model_forecasts_what_the_last_one_learned() -> None:
+    learned = trained(mixed(1), rounds=300)
     fresh = GainModel(WIDTHS, 4)
     resumed = GainModel(WIDTHS, 4)
-    learnt.resume(experience())  # finds nothing, and keeps what it knows
-    unchanged = learnt.forecast([0], [0]).accepted
-    learnt.keep()
+    learned.resume(experience())  # finds nothing, and keeps what it knows
+    unchanged = learned.forecast([0], [0]).accepted
+    learned.keep()
     resumed.resume(experience())
     forecast = resumed.forecast([0], [0]).accepted
     np.testing.assert_allclose(forecast, unchanged, rtol=0.1, atol=0.05)

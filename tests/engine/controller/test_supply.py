@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eyas.engine.controller.supply import Supply
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import BIN_CENTRES, BINS, bins
+from eyas.tree.values import BIN_CENTERS, BINS, bins
 
 WIDTHS = (1, 2, 3, 5)
 
@@ -42,7 +42,7 @@ def children(seed: int, path: tuple[int, ...]) -> list[float]:
     return torch.randn(8, generator=draw).mul(2).log_softmax(0).sort(descending=True).values.tolist()
 
 
-def learnt(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.ndarray:
+def learned(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.ndarray:
     """[G, W, D, K] rates after this draft."""
     supply.learn(offered, np.array(groups))
     return supply.rates
@@ -55,7 +55,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
     own, frontiers = grow(PlannedTree(SharedTree(4, narrow, 1), keeps_candidates=True), seed, rows)
     assume(all(mine <= other for mine, other in zip(frontiers, wide_frontiers, strict=True)))
     groups = [row % 2 for row in range(rows)]
-    rates = learnt(Supply(WIDTHS, 6, doubt=0.0), wide, groups)
+    rates = learned(Supply(WIDTHS, 6, doubt=0.0), wide, groups)
     for group in set(groups):
         mine = [row for row in range(rows) if groups[row] == group]
         for level, scores in enumerate(own.scores):
@@ -81,11 +81,11 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
 
 def test_rows_that_draft_nothing_and_rows_beyond_the_sample_are_left_out() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 3, 4)
-    whole = learnt(Supply(WIDTHS, 2, doubt=0.0), offered, [0, 0, 0, 0])
+    whole = learned(Supply(WIDTHS, 2, doubt=0.0), offered, [0, 0, 0, 0])
     one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
     first = Supply(WIDTHS, 2, doubt=0.0)
     first.learn(offered, np.zeros(4, dtype=np.int64), np.array([True, False, False, False]))
-    np.testing.assert_allclose(first.rates, learnt(Supply(WIDTHS, 2, doubt=0.0), one, [0]))
+    np.testing.assert_allclose(first.rates, learned(Supply(WIDTHS, 2, doubt=0.0), one, [0]))
     assert not np.allclose(first.rates, whole)
     nobody = first.rates.copy()
     first.learn(offered, np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.bool_))
@@ -107,13 +107,13 @@ def test_levels_that_were_never_drafted_are_assumed_to_be_like_the_first() -> No
     offered = growth.tree().candidates
     assert offered is not None
     supply = Supply(WIDTHS, 6)
-    before = supply.best[0] @ np.exp(BIN_CENTRES)  # [D] the value of the best candidate at each depth
+    before = supply.best[0] @ np.exp(BIN_CENTERS)  # [D] the value of the best candidate at each depth
     for _ in range(20):
         supply.learn(offered, np.zeros(1, dtype=np.int64))
-    after = supply.best[0] @ np.exp(BIN_CENTRES)
+    after = supply.best[0] @ np.exp(BIN_CENTERS)
     assert before[4] < 0.3
     assert after[4] > 0.6
-    np.testing.assert_allclose(supply.best[1] @ np.exp(BIN_CENTRES), before)  # another group
+    np.testing.assert_allclose(supply.best[1] @ np.exp(BIN_CENTERS), before)  # another group
 
 
 def test_of_many_rows_others_are_looked_at_each_time() -> None:

@@ -111,7 +111,7 @@ def test_one_type_for_all_weights(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(network.fc.weight, ours["fc.weight"].float())
 
 
-def test_quantised_weights_are_widened(tmp_path: Path) -> None:
+def test_quantized_weights_are_widened(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     wide = {name: t for name, t in contents()[1].items() if name != "output.weight"}
     writer = gguf.GGUFWriter(tmp_path / "q.gguf", "eagle3")

@@ -65,7 +65,7 @@ HUGE: dict[str, tuple[dict[str, Any], str]] = {
     "activation": ({"hidden_act": "__import__"}, "activation"),
     "uneven heads": ({"num_key_value_heads": 3}, "evenly"),
     "eagle_config": ({"eagle_config": [1]}, "eagle_config"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "unquantized"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "unquantized"),
     "an unknown architecture": ({"architectures": ["Eagle3MambaForCausalLM"]}, "unknown architecture"),
     "another first layer": ({"eagle_config": {"use_input_layernorm_in_first_layer": False}}, "no EAGLE-3"),
     "target": ({"speculators_model_type": "mtp"}, "algorithms eyas loads"),

@@ -54,14 +54,14 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "method"), [("compressed-int4", "compressed-tensors"), ("gptq", "gptq"), ("awq", "awq")]
 )
-def test_a_quantised_target_has_the_parameters_of_a_plain_one(name: str, method: str, tmp_path: Path) -> None:
+def test_a_quantized_target_has_the_parameters_of_a_plain_one(name: str, method: str, tmp_path: Path) -> None:
     meant = quantized.write(tmp_path, name)
     report = examine(tmp_path)
     assert (report.quantized_by, report.problems) == (method, [])
     assert report.parameters == sum(parameter.numel() for parameter in meant.parameters())
 
 
-def test_a_quantisation_that_cannot_be_run_is_a_problem(tmp_path: Path) -> None:
+def test_a_quantization_that_cannot_be_run_is_a_problem(tmp_path: Path) -> None:
     path = save_target(tmp_path)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}

@@ -36,7 +36,7 @@ def counts(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("verb", ["trees", "checkpoints"])
 def test_measurements_count_what_one_process_counts(verb: str, nodes: Nodes, pair: Pair, tmp_path: Path) -> None:
-    prompts = write_rows(tmp_path / "maths.jsonl", [{"prompt": text} for text in ("48/2?", "clips", "def", "May")])
+    prompts = write_rows(tmp_path / "math.jsonl", [{"prompt": text} for text in ("48/2?", "clips", "def", "May")])
     few = ("--prompt-file", prompts, "--max-new-tokens", 12, "--repeats", 1, "--warmup", 0, "--dtype", "float32")
     words: Words = ("bench", "checkpoints", save_run(tmp_path / "run", pair.model), *few, "--tree", "dynamic:2,25,50")
     if verb == "trees":

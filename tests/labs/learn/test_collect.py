@@ -1,4 +1,4 @@
-"""Collecting: what is stored is what the target computed, of those who may be learnt from, and serving never waits."""
+"""Collecting: what is stored is what the target computed, of those who may be learned from, and serving never waits."""
 
 from __future__ import annotations
 

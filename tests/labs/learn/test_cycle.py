@@ -29,7 +29,7 @@ from eyas.errors import CheckpointError, StoreError, TrainingError, UsageError
 from eyas.labs.learn import cycle, trial
 from eyas.labs.learn.cycle import CycleConfig, due, run_cycle
 from eyas.labs.learn.folder import Card, LearnFolder
-from eyas.labs.learn.gate import GateConfig, Judgement
+from eyas.labs.learn.gate import GateConfig, Judgment
 from eyas.labs.learn.serving import LearnConfig, Learning
 from eyas.labs.learn.supervise import supervise
 from eyas.labs.learn.trial import CanaryReport
@@ -108,7 +108,7 @@ def events(folder: LearnFolder) -> list[str]:
     return [event["event"] for event in folder.events()]
 
 
-def test_a_shift_is_learnt_tested_and_served(
+def test_a_shift_is_learned_tested_and_served(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "ROWS", 12)
@@ -226,11 +226,11 @@ def test_a_pinned_folder_keeps_its_generation(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(shifted, tmp_path / "learn")
-    monkeypatch.setattr(cycle.Gate, "judge", lambda *_: Judgement(True, "it wins", {}))
+    monkeypatch.setattr(cycle.Gate, "judge", lambda *_: Judgment(True, "it wins", {}))
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
     config = CycleConfig(least=20, gate=GATE)
     for pinned in (True, False):
-        folder.change(lambda state, pinned=pinned: state.model_copy(update={"pinned": pinned, "learnt": ""}), "pinned")
+        folder.change(lambda state, pinned=pinned: state.model_copy(update={"pinned": pinned, "learned": ""}), "pinned")
         number = run_cycle(folder, config)
         assert number is not None
         assert folder.state.wanted == (0 if pinned else number)
@@ -251,9 +251,9 @@ def test_one_that_forgets_comes_half_way_back(
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(far, folder.run / "run" / "best"))
     judged: list[Path] = []
 
-    def judge(_: object, candidate: Path) -> Judgement:
+    def judge(_: object, candidate: Path) -> Judgment:
         judged.append(candidate)
-        return Judgement(len(judged) == 3, "", {}, forgets=len(judged) < 3)
+        return Judgment(len(judged) == 3, "", {}, forgets=len(judged) < 3)
 
     monkeypatch.setattr(cycle.Gate, "judge", judge)
     number = run_cycle(folder, CycleConfig(least=20, gate=GATE))
@@ -267,7 +267,7 @@ def test_one_that_forgets_comes_half_way_back(
         torch.testing.assert_close(made[name], mean, msg=name, rtol=0.01, atol=0.005)  # rounded twice
 
 
-def test_enough_rows_are_held_out_however_few_are_learnt_from(shifted: LearnFolder, tmp_path: Path) -> None:
+def test_enough_rows_are_held_out_however_few_are_learned_from(shifted: LearnFolder, tmp_path: Path) -> None:
     folder = copied(shifted, tmp_path / "learn")
     _, store = cycle._snapshot(folder, CycleConfig(least=1, most=4, gate=GATE))
     assert len(store.rows("held")) == GATE.least
@@ -518,14 +518,14 @@ def test_no_cycle_begins_that_could_not_be_tested(world: World, tmp_path: Path) 
 
 def test_rows_of_the_store_are_mixed_in_by_tokens_and_must_be_the_target_s(world: World, tmp_path: Path) -> None:
     folder = collected(world, tmp_path / "learn", count=4)
-    learnt = cycle._traffic(folder).newest("train", 100)
+    learned = cycle._traffic(folder).newest("train", 100)
     store = FeatureStore.open(world.drafter.parent.parent / "store")
-    tokens = sum(len(row.tokens.tokens) for row in learnt)
-    mixed = cycle.mixed_rows(store, folder.settings, learnt, seed=0)
+    tokens = sum(len(row.tokens.tokens) for row in learned)
+    mixed = cycle.mixed_rows(store, folder.settings, learned, seed=0)
     found = sum(len(row.tokens.tokens) for row in mixed)
     assert tokens <= found < tokens + max(len(row.tokens.tokens) for row in mixed)
     other = folder.settings.model_copy(
         update={"target": folder.settings.target.model_copy(update={"fingerprint": "x"})}
     )
     with pytest.raises(StoreError, match="another target"):
-        cycle.mixed_rows(store, other, learnt, seed=0)
+        cycle.mixed_rows(store, other, learned, seed=0)

@@ -164,7 +164,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [{"learn_exclude": ["k"]}, {"learn_only": ["other"]}])
-def test_a_key_that_is_not_learnt_from_can_not_be_apart(tmp_path: Path, rule: dict[str, list[str]]) -> None:
+def test_a_key_that_is_not_learned_from_can_not_be_apart(tmp_path: Path, rule: dict[str, list[str]]) -> None:
     with pytest.raises(UsageError, match="aren't learned from"):
         LearnOptions(learn=tmp_path, learn_per_key=["k"], **rule).check(DraftOptions(draft_model="d"))
 

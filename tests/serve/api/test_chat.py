@@ -253,7 +253,7 @@ def test_a_request_without_a_seed_gets_the_server_s(ask: Ask, engine: FakeEngine
     assert [request.params.seed for request in engine.requests] == [11, 12, 11, 12, 3, 4]
 
 
-def test_answers_of_a_lossy_server_are_labelled(engine: FakeEngine, ask: Ask) -> None:
+def test_answers_of_a_lossy_server_are_labeled(engine: FakeEngine, ask: Ask) -> None:
     assert "lossy" not in ask(CHAT, messages=HELLO).json()["usage"]["eyas"]
     engine.lossy = True
     assert ask(CHAT, messages=HELLO).json()["usage"]["eyas"]["lossy"] is True

@@ -112,7 +112,7 @@ def test_a_client_that_runs_out_of_patience_ends_its_request() -> None:
     assert engine.cancelled == [0]
 
 
-def test_cancelling_a_task_ends_its_request() -> None:
+def test_canceling_a_task_ends_its_request() -> None:
     engine = FakeEngine(LONG, stride=1, pause=0.01, context=None)
 
     async def cancel(server: Live) -> None:

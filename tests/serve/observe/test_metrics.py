@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from eyas.serve.observe.metrics import COUNTERS, FROM_STATE, GAUGES, HISTOGRAMS, LABELLED, PREFIX, REFUSED, Metrics
+from eyas.serve.observe.metrics import COUNTERS, FROM_STATE, GAUGES, HISTOGRAMS, LABELED, PREFIX, REFUSED, Metrics
 
 from .watched import CONTROLLER, REQUEST, finished, outcome, state
 
 DOCS = Path(__file__).parents[3] / "docs"
-NAMES = {*COUNTERS, *FROM_STATE, *GAUGES, *HISTOGRAMS, *LABELLED, REFUSED}
+NAMES = {*COUNTERS, *FROM_STATE, *GAUGES, *HISTOGRAMS, *LABELED, REFUSED}
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -138,7 +138,7 @@ def test_every_metric_is_documented() -> None:
 
 def test_the_dashboard_names_metrics_that_exist() -> None:
     """Counters by the name they are scraped under, histograms by their buckets, sums and counts."""
-    scraped = {f"{name}_total" for name in (*COUNTERS, *FROM_STATE, *LABELLED, REFUSED)} | set(GAUGES)
+    scraped = {f"{name}_total" for name in (*COUNTERS, *FROM_STATE, *LABELED, REFUSED)} | set(GAUGES)
     scraped |= {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
     board = json.loads((DOCS / "grafana_dashboard.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]

@@ -163,7 +163,7 @@ def test_a_server_that_is_not_ready_says_so_without_an_error() -> None:
     assert (answer.status_code, answer.json()["unavailable"]) == (200, "the model is being loaded")
 
 
-def test_what_was_learnt_is_shown_by_servers_that_learn() -> None:
+def test_what_was_learned_is_shown_by_servers_that_learn() -> None:
     app = FastAPI()
     ready = [True]
 

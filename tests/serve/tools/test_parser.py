@@ -67,7 +67,7 @@ CASES: dict[str, tuple[ToolStyle, str, Read]] = {
         '\n{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {"y": 2}}\n{"name": "h"}',
         ("", [("f", '{"x": 1}'), ("g", '{"y": 2}'), ("h", "{}")]),
     ),
-    "llama3, any object": (LLAMA3, '{"colour": "red"} it is', ('{"colour": "red"} it is', [])),
+    "llama3, any object": (LLAMA3, '{"color": "red"} it is', ('{"color": "red"} it is', [])),
     "llama3, later": (LLAMA3, 'Look: {"name": "f", "parameters": {}}', ('Look: {"name": "f", "parameters": {}}', [])),
     "mistral": (
         MISTRAL,

@@ -445,7 +445,7 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     ("name", "dtype", "quantize"),
     tiny.every_other(["llama", "mixtral", "deepseek3", "gpt2"], TYPES, ["int8", "int4"]),
 )
-def test_quantised_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype, quantize: str) -> None:
+def test_quantized_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype, quantize: str) -> None:
     target = load_target(folders / name, device="cpu", dtype=dtype, quantize=quantize)
     assert target.native is not None
     kinds = {name.split(".")[-1]: type(part) for name, part in target.model.named_modules()}
@@ -475,7 +475,7 @@ def test_int8_says_what_stays_as_it_is(
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
-def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="unknown quantization 'int3': write int8 or int4"):
         load_target(folders / "llama", device="cpu", quantize="int3")
     with pytest.raises(UsageError, match="need eyas's native kernels"):

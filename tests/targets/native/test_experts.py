@@ -89,7 +89,7 @@ def test_a_router_s_form_is_found_by_trying_it(name: str) -> None:
         router.e_score_correction_bias += torch.rand(4, generator=torch.Generator().manual_seed(1))
     form = RouterForm.of(router, torch.bfloat16)
     assert form.sigmoid == (name in ("glm4moe", "deepseek3"))
-    assert form.renormalised == getattr(router, "norm_topk_prob", name in ("mixtral", "gptoss"))
+    assert form.renormalized == getattr(router, "norm_topk_prob", name in ("mixtral", "gptoss"))
     assert form.rounds_scores == (name not in ("glm4moe", "deepseek2", "deepseek3"))
     assert form.rounds_weights == (name in ("qwen3moe", "olmoe", "qwen2moe", "gptoss"))
     assert (form.offset is not None) == (name == "gptoss")

@@ -1,4 +1,4 @@
-"""Multi-head latent attention of the kernels: what is recognised, what is refused, and that no pass changes a sum."""
+"""Multi-head latent attention of the kernels: what is recognized, what is refused, and that no pass changes a sum."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
 def test_cached_keys_are_rounded_as_the_modules_round(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each step of RoPE, or only where it is done; those that neighbours make lie as halves."""
+    """At each step of RoPE, or only where it is done; those that neighbors make lie as halves."""
     native = loaded(built(name, torch.bfloat16), tmp_path, monkeypatch)
     plain = load_target(tmp_path, device="cpu", dtype=torch.bfloat16, prepacked=False)
     cached = []

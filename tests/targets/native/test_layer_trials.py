@@ -124,7 +124,7 @@ def test_layers_without_rope_are_found(experts: bool, scale: float, dtype: torch
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_rope_that_turns_neighbours_is_refused_at_any_scale(scale: float, dtype: torch.dtype) -> None:
+def test_rope_that_turns_neighbors_is_refused_at_any_scale(scale: float, dtype: torch.dtype) -> None:
     assert tried(tiny.build_model("cohere", scale=scale, **tiny.fitting("llama")).to(dtype)).native is None
 
 

@@ -250,14 +250,14 @@ def test_the_weight_can_be_read_and_trained_below(dtype: torch.dtype, out: int, 
         native.to(torch.float64)
 
 
-class QuantisedWeight(Tensor):
+class QuantizedWeight(Tensor):
     """As torchao's: a tensor that says it is float32 and isn't a plain one."""
 
 
-def test_every_linear_but_quantised_ones_is_replaced() -> None:
-    quantised = linear(8, 8, torch.float32)
-    quantised.weight = nn.Parameter(quantised.weight.detach().as_subclass(QuantisedWeight), requires_grad=False)
-    block = nn.Sequential(linear(8, 8, torch.float32), nn.Linear(8, 8, dtype=torch.float64), quantised)
+def test_every_linear_but_quantized_ones_is_replaced() -> None:
+    quantized = linear(8, 8, torch.float32)
+    quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(QuantizedWeight), requires_grad=False)
+    block = nn.Sequential(linear(8, 8, torch.float32), nn.Linear(8, 8, dtype=torch.float64), quantized)
     assert prepack_linears(block, NativeLinear) == 1
     assert isinstance(block[0], NativeLinear)
     assert [type(part) for part in block[1:]] == [nn.Linear] * 2

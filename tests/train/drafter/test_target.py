@@ -83,7 +83,7 @@ def test_drafters_are_trained_alike(sure_target: Path, chats: Path, tmp_path: Pa
             torch.testing.assert_close(weights[key], weight, atol=2e-3, rtol=0, msg=f"{name} {key}")
 
 
-def test_quantised_weights_are_not_sharded(
+def test_quantized_weights_are_not_sharded(
     sure_target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "quantized_by", lambda _: "awq")

@@ -50,7 +50,7 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
     [{"draft_window": 16}, {"sliding_window": 8, "layer_types": ["sliding_attention"], "sliding_anchored": True}],
 )
 def test_a_window_is_no_difference(window: dict[str, Any]) -> None:
-    """It changes what is seen, not what is learnt with: a drafter gets one for longer contexts."""
+    """It changes what is seen, not what is learned with: a drafter gets one for longer contexts."""
     source = network(1)
     fresh = network(2, **window)
     set_vocabulary(fresh, source.target_ids)

@@ -113,7 +113,7 @@ def test_the_loss_against_repetition_is_least_where_probabilities_decay() -> Non
     torch.testing.assert_close(loss, -torch.log(1 - (torch.full((5,), 0.999) * 0.5)))
     loss.sum().backward()  # type: ignore[no-untyped-call]
     assert certain.grad is not None
-    assert (certain.grad[:3] == 0).all()  # nothing is learnt at what is repeated, p' is detached
+    assert (certain.grad[:3] == 0).all()  # nothing is learned at what is repeated, p' is detached
     assert (certain.grad[3:] < 0).all()  # a step down the gradient makes repetition less probable
 
 

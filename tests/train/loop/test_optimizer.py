@@ -1,4 +1,4 @@
-"""Muon moves weights as torch's does, whatever precision it orthogonalises in, and shares its states."""
+"""Muon moves weights as torch's does, whatever precision it orthogonalizes in, and shares its states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eyas.train.loop.optimizer import (
     ResolvedOptimizer,
     build_optimizers,
     computes_in_bf16,
-    orthogonalised,
+    orthogonalized,
 )
 
 SHAPES = [(8, 8), (12, 6), (6, 12), (8, 8), (12, 6), (8, 8)]
@@ -74,7 +74,7 @@ def test_all_but_the_precision_is_torchs(monkeypatch: pytest.MonkeyPatch, settin
     def in_float32(
         grad: torch.Tensor, coefficients: tuple[float, float, float], count: int, eps: float
     ) -> torch.Tensor:
-        return orthogonalised(grad, coefficients, count, eps, torch.float32)
+        return orthogonalized(grad, coefficients, count, eps, torch.float32)
 
     monkeypatch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", in_float32)
     monkeypatch.setattr(optimizer, "computes_in_bf16", lambda _: False)
@@ -108,13 +108,13 @@ def test_states_are_torchs(writer: type[torch.optim.Muon]) -> None:
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
 def test_singular_values_come_near_one_batched_or_not(shape: tuple[int, int]) -> None:
     matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1))
-    done = orthogonalised(matrices, COEFFICIENTS, 5, 1e-7, torch.float32)
+    done = orthogonalized(matrices, COEFFICIENTS, 5, 1e-7, torch.float32)
     sizes = torch.linalg.svdvals(done)
     assert sizes.shape == (3, min(shape))
     assert sizes.min() > 0.3
     assert sizes.max() < 1.3
     for matrix, batched in zip(matrices, done, strict=True):
-        torch.testing.assert_close(orthogonalised(matrix, COEFFICIENTS, 5, 1e-7, torch.float32), batched)
+        torch.testing.assert_close(orthogonalized(matrix, COEFFICIENTS, 5, 1e-7, torch.float32), batched)
 
 
 def test_large_matrices_go_alone_and_small_ones_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_large_matrices_go_alone_and_small_ones_together(monkeypatch: pytest.Mon
 
     def watched(matrices: torch.Tensor, *rest: Any) -> torch.Tensor:
         seen.append(tuple(matrices.shape))
-        return orthogonalised(matrices, *rest)
+        return orthogonalized(matrices, *rest)
 
-    monkeypatch.setattr(optimizer, "orthogonalised", watched)
+    monkeypatch.setattr(optimizer, "orthogonalized", watched)
     monkeypatch.setattr(optimizer, "_BATCHED", 64)
     steps(Muon(weights()), weights(), range(0))
     parameters = weights()

@@ -151,7 +151,7 @@ INVALID = "[invalid]"
 """The result where there is no number."""
 
 
-class GradeSchoolMaths(AccuracyTask):
+class GradeSchoolMath(AccuracyTask):
     """GSM8K, with or without examples ahead of every question."""
 
     name: ClassVar[str] = "gsm8k"

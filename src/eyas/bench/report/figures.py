@@ -23,18 +23,18 @@ GREEN = "#009E73"
 RED = "#D55E00"
 PURPLE = "#CC79A7"
 SKY = "#56B4E9"
-COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
-GREY = "#7f7f7f"
+COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
+GRAY = "#7f7f7f"
 _STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.edgecolor": GREY,
-    "axes.titlecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
+    "text.color": GRAY,
+    "axes.labelcolor": GRAY,
+    "axes.edgecolor": GRAY,
+    "axes.titlecolor": GRAY,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
@@ -68,7 +68,7 @@ def label(axes: Any, x: str, y: str, title: str = "") -> None:
     axes.set_ylabel(y)
     if title:
         axes.set_title(title)
-    axes.grid(visible=True, color=GREY, alpha=0.2, linewidth=0.6)
+    axes.grid(visible=True, color=GRAY, alpha=0.2, linewidth=0.6)
 
 
 def svg(figure: Any) -> bytes:
@@ -113,10 +113,10 @@ def training_figure(run: TrainingRun) -> bytes:
     with canvas(1, 3, 10.5, 3.2) as (figure, grid):
         loss, accuracy, length = grid[0]
 
-        curve(loss, run, "loss", unit, GREY, "training", marker="")
+        curve(loss, run, "loss", unit, GRAY, "training", marker="")
         curve(loss, run, "validation_loss", unit, BLUE, "validation")
         for number, metric in enumerate(steps):
-            curve(accuracy, run, metric, unit, COLOURS[number % len(COLOURS)], f"step {metric.rpartition('_')[2]}")
+            curve(accuracy, run, metric, unit, COLORS[number % len(COLORS)], f"step {metric.rpartition('_')[2]}")
         curve(length, run, "validation_accept_length", unit, ORANGE, "simulated")
         curve(length, run, "decoded_accept_length", unit, GREEN, "decoded")
         label(loss, across, "loss")
@@ -128,11 +128,11 @@ def training_figure(run: TrainingRun) -> bytes:
         return svg(figure)
 
 
-def curve(axes: Any, run: TrainingRun, metric: str, unit: float, colour: str, name: str, marker: str = ".") -> None:
+def curve(axes: Any, run: TrainingRun, metric: str, unit: float, color: str, name: str, marker: str = ".") -> None:
     """Plot a metric against time (in `unit` seconds) or steps, if the log has it."""
     moments, values = run.curve(metric)
     if values:
-        axes.plot([moment / unit for moment in moments], values, color=colour, marker=marker, label=name)
+        axes.plot([moment / unit for moment in moments], values, color=color, marker=marker, label=name)
 
 
 def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
@@ -148,7 +148,7 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
     tasks = list(report["ranked"][0]["tasks"])
     with canvas(3, 1, 7.0, 7.5, sharex=True) as (figure, grid):
         loss, length, speed = (line[0] for line in grid)
-        curve(loss, run, "loss", unit, GREY, "training", marker="")
+        curve(loss, run, "loss", unit, GRAY, "training", marker="")
         curve(loss, run, "validation_loss", unit, BLUE, "validation")
         label(loss, "", "loss", "What training says")
         curve(length, run, "validation_accept_length", unit, ORANGE, "simulated on validation")
@@ -156,16 +156,16 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
         for axes, figures in ((length, "accept_length"), (speed, "speedup")):
             for number, task in enumerate(tasks):
                 values = [candidate["tasks"][task][figures] for _, candidate in rows]
-                colour = COLOURS[number % len(COLOURS)]
-                axes.plot(x, values, color=colour, alpha=0.6, linewidth=1, linestyle="--", label=task)
+                color = COLORS[number % len(COLORS)]
+                axes.plot(x, values, color=color, alpha=0.6, linewidth=1, linestyle="--", label=task)
             means = [candidate["mean"][figures] for _, candidate in rows]
             axes.plot(x, means, color=RED, linewidth=2.2, marker="o", label="mean over tasks")
         label(length, "", "accept length (tokens a pass)", "What decoding gives")
         label(speed, f"training time ({axis})" if run.timed else "step", "speedup (x plain decoding)")
-        speed.axhline(1.0, color=GREY, linewidth=0.8)
+        speed.axhline(1.0, color=GRAY, linewidth=0.8)
         pick = next(moment for moment, (row, _) in zip(x, rows, strict=True) if row["name"] == report["pick"])
         for axes in (loss, length, speed):
-            axes.axvline(pick, color=GREY, linestyle=":", label=f"pick: {report['pick']}")
+            axes.axvline(pick, color=GRAY, linestyle=":", label=f"pick: {report['pick']}")
             axes.legend(fontsize=7)
         return svg(figure)
 
@@ -174,8 +174,8 @@ def learning_figure(runs: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -
     """An SVG of accept length by tokens read. `runs`: (name, its points in order)."""
     with canvas(1, 1, 6.0, 3.2) as (figure, grid):
         axes = grid[0][0]
-        for (name, points), colour in zip(runs, _colours(len(runs)), strict=True):
-            axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=name)
+        for (name, points), color in zip(runs, _colors(len(runs)), strict=True):
+            axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
         axes.set_xscale("log")
         label(axes, "tokens read in training", "accept length (tokens a pass)")
         axes.legend(fontsize=7)
@@ -259,10 +259,10 @@ def methods_figure(content: Mapping[str, Any]) -> bytes:
                 _bars(speed, [mine[name] for name in names], "speedup", number, tasks)
                 _bars(length, [mine[name] for name in names], "accept_length", number, tasks)
             shown = {line["method"]: line["by_position"] for line in lines if line["task"] == tasks[-1]}
-            for name, colour in zip(names, _colours(len(names)), strict=True):
+            for name, color in zip(names, _colors(len(names)), strict=True):
                 rates = shown[name]
-                positions.plot(range(1, len(rates) + 1), rates, color=colour, marker="o", label=name)
-            speed.axvline(1.0, color=GREY, linewidth=0.8)
+                positions.plot(range(1, len(rates) + 1), rates, color=color, marker="o", label=name)
+            speed.axvline(1.0, color=GRAY, linewidth=0.8)
             for axes, x_name in ((speed, "speedup (x plain decoding)"), (length, "accept length (tokens a pass)")):
                 axes.set_yticks(range(len(names)), names)
                 axes.invert_yaxis()
@@ -283,9 +283,9 @@ def _bars(axes: Any, lines: Sequence[Mapping[str, Any]], name: str, number: int,
     height = 0.8 / len(tasks)
     y = [index - 0.4 + height * (number + 0.5) for index in range(len(lines))]
     values = [line[name] or 0.0 for line in lines]
-    axes.barh(y, values, height=0.9 * height, color=_colours(len(tasks))[number], label=tasks[number])
+    axes.barh(y, values, height=0.9 * height, color=_colors(len(tasks))[number], label=tasks[number])
     margins = [line.get("margins", {}).get(name) or 0.0 for line in lines]
-    axes.errorbar(values, y, xerr=margins, fmt="none", ecolor=GREY, elinewidth=1)
+    axes.errorbar(values, y, xerr=margins, fmt="none", ecolor=GRAY, elinewidth=1)
     if name == "speedup":
         for value, at, over in zip(values, y, margins, strict=True):
             axes.annotate(
@@ -303,10 +303,10 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
     baseline = content["baseline"]
     x_name = _AXIS[lines[0]["load"]["kind"]]
     with canvas(2, 3, 11.0, 5.6) as (figure, axes):
-        for side, colour in zip(sides, _colours(len(sides)), strict=True):
+        for side, color in zip(sides, _colors(len(sides)), strict=True):
             mine = [line for line in lines if line["side"] == side]
             at = [line["load"]["level"] for line in mine]
-            style = {"color": colour, "marker": "o", "label": side}
+            style = {"color": color, "marker": "o", "label": side}
             axes[0][0].plot(at, [line["tokens_per_second_median"] for line in mine], **style)
             if side != baseline:
                 ratios = axes[0][1].plot(at, [line["ratio_median"] for line in mine], **style)[0]
@@ -321,7 +321,7 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
             known = [line for line in mine if line["accept_length"] is not None]
             levels = [line["load"]["level"] for line in known]
             axes[1][2].plot(levels, [line["accept_length"] for line in known], **style)
-        axes[0][1].axhline(1.0, color=GREY, linewidth=0.8)
+        axes[0][1].axhline(1.0, color=GRAY, linewidth=0.8)
         for side, level in content["crossover"].items():
             if level is not None:
                 below = {"xytext": (0, -12), "textcoords": "offset points", "fontsize": 7}
@@ -344,5 +344,5 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
         return svg(figure)
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[number % len(COLOURS)] for number in range(count)]
+def _colors(count: int) -> list[str]:
+    return [COLORS[number % len(COLORS)] for number in range(count)]

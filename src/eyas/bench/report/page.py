@@ -149,7 +149,7 @@ ACCEPT_LENGTH, SPEEDUP = (
 )
 
 
-class Learnt(NamedTuple):
+class Learned(NamedTuple):
     """A checkpoint: what it was trained on, and its accept length on real tasks."""
 
     chats: int
@@ -158,10 +158,10 @@ class Learnt(NamedTuple):
     accept_length: float
 
     @staticmethod
-    def of(made: Report, accept_length: float) -> Learnt:
+    def of(made: Report, accept_length: float) -> Learned:
         """Read the counts from the provenance in a drafter's config.json."""
         step = made["steps"]
-        return Learnt(made["rows"], step, step * made["loop"]["accumulate"] * made["batch_tokens"], accept_length)
+        return Learned(made["rows"], step, step * made["loop"]["accumulate"] * made["batch_tokens"], accept_length)
 
 
 def headline(
@@ -410,7 +410,7 @@ def _length_and_speed(candidate: Candidate) -> str:
     return f"{length} / {give_or_take('{:.2f}x', candidate.mean('speedup'), candidate.margin('speedup'))}"
 
 
-def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
+def learning_section(runs: Sequence[tuple[str, Sequence[Learned]]]) -> Section:
     """Accept length on real tasks by tokens trained on. `runs`: (name, its checkpoints in order of steps)."""
     rows = [
         (name, cell(one.chats), cell(one.step), cell(one.tokens), f"{one.accept_length:.3f}")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from eyas.engine import Engine
     from eyas.session import Session
 
-_MATHS, _CODE = "gsm8k", "humaneval"
+_MATH, _CODE = "gsm8k", "humaneval"
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _tasks(
     texts: Sequence[str], limit: int | None, shots: int, shots_file: Path | None, sandbox: Sandbox | None
 ) -> list[AccuracyTask]:
     """The tasks that `NAME=FILE` texts name. Raises UsageError and DataError."""
-    from eyas.bench.accuracy.tasks import FunctionWriting, GradeSchoolMaths
+    from eyas.bench.accuracy.tasks import FunctionWriting, GradeSchoolMath
 
     if shots and shots_file is None:
         raise UsageError(f"--shots {shots} needs examples: give --shots-file, such as GSM8K's train split")
@@ -204,15 +204,15 @@ def _tasks(
     paths: dict[str, Path] = {}
     for text in texts:
         name, _, path = text.partition("=")
-        if name not in (_MATHS, _CODE) or not path:
-            raise UsageError(f"--task {text}: write {_MATHS}=FILE or {_CODE}=FILE")
+        if name not in (_MATH, _CODE) or not path:
+            raise UsageError(f"--task {text}: write {_MATH}=FILE or {_CODE}=FILE")
         if name in paths:
             raise UsageError(f"--task {name} is given twice: give each task one file")
         paths[name] = Path(path)
-    if shots and _MATHS not in paths:
-        raise UsageError(f"--shots is about {_MATHS}: give --task {_MATHS}=FILE, or leave it out")
+    if shots and _MATH not in paths:
+        raise UsageError(f"--shots is about {_MATH}: give --task {_MATH}=FILE, or leave it out")
     return [
-        GradeSchoolMaths(path, limit, shots, shots_file) if name == _MATHS else FunctionWriting(path, limit, sandbox)
+        GradeSchoolMath(path, limit, shots, shots_file) if name == _MATH else FunctionWriting(path, limit, sandbox)
         for name, path in paths.items()
     ]
 

@@ -78,9 +78,9 @@ def report(
     sections.append(page.training_section(trained))
     if checkpoints is not None:
         sections.append(page.checkpoint_section(trained, checkpoints))
-    learnt = [(each.name, points) for each in (run, *beside) if (points := _learnt(each))]
-    if learnt:
-        sections.append(page.learning_section(learnt))
+    learned = [(each.name, points) for each in (run, *beside) if (points := _learned(each))]
+    if learned:
+        sections.append(page.learning_section(learned))
     if grown is not None:
         sections.append(page.tree_section(grown))
     if methods is not None:
@@ -102,7 +102,7 @@ def report(
     note(f"wrote {output}")
 
 
-def _learnt(run: Path) -> list[page.Learnt]:
+def _learned(run: Path) -> list[page.Learned]:
     """The checkpoints of a run that were measured on real tasks and record what they were trained on, by step."""
     from eyas.bench.report import page
 
@@ -110,7 +110,7 @@ def _learnt(run: Path) -> list[page.Learnt]:
     lengths = {} if measured is None else {each["name"]: each["mean"]["accept_length"] for each in measured["ranked"]}
     made = {name: _optional(run / "checkpoints" / name / "config.json") for name in lengths}
     found = [
-        page.Learnt.of(config["eyas"], lengths[name]) for name, config in made.items() if config and "eyas" in config
+        page.Learned.of(config["eyas"], lengths[name]) for name, config in made.items() if config and "eyas" in config
     ]
     return sorted(found, key=lambda one: one.step)
 

@@ -205,7 +205,7 @@ _DEVICES = (
 )
 _MEMORY = "the cache grows as needed; --max-cached-tokens limits it"
 _PREFIXES = "--prefix-tokens limits the tokens kept for prompts with a common prefix, 0 turns this off"
-_QUANTISED = f"quantized checkpoints load as they are, others in the --dtype given; leave it out, {_ELSEWHERE}"
+_QUANTIZED = f"quantized checkpoints load as they are, others in the --dtype given; leave it out, {_ELSEWHERE}"
 _TOOLS = (
     "tools can be called if the chat template presents them, in the template's style; leave it out, or give another "
     "template with --chat-template"
@@ -217,7 +217,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("--data-parallel-size", "--dp", "--dp-size", "--ep-size", "--enable-expert-parallel"), _DEVICES),
     **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), _MEMORY),
     **dict.fromkeys(("--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache"), _PREFIXES),
-    **dict.fromkeys(("--quantization", "--load-format"), _QUANTISED),
+    **dict.fromkeys(("--quantization", "--load-format"), _QUANTIZED),
     "--trust-remote-code": _CODE,
     "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens read between two rounds",
     "--ctx-size": "--max-model-len limits a single sequence, --max-cached-tokens all of them together",

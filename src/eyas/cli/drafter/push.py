@@ -14,7 +14,7 @@ from eyas.errors import UsageError
 
 _MISSING = {
     "target": "no base model: give --model OWNER/NAME",
-    "licence": "no license: give --license NAME",
+    "license": "no license: give --license NAME",
     "certificate": "no certificate: give --certificate FILE, from eyas verify --json",
     "bench": "no figures: give --bench FILE, from eyas bench -o",
 }

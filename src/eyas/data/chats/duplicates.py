@@ -40,14 +40,14 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff
 """Matches a run of letters and digits, one Chinese or Japanese character, or one punctuation character."""
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Normalize a text for comparison, as the module's docstring describes."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def question_key(chat: Chat) -> str:
     """The first user message, normalized; chats that share it fall into the same split."""
-    return next(normalised(m.content or "") for m in chat.messages if m.role == "user")
+    return next(normalized(m.content or "") for m in chat.messages if m.role == "user")
 
 
 class Duplicates:
@@ -87,12 +87,12 @@ class Evaluations:
                 turns = [*turns, *(m.content or "" for m in row.messages or () if m.role == "user")]
                 if not turns:
                     raise DataError(f"{row.where}: token ids can't be compared with chats: give the prompt as text")
-                self.questions.update(map(normalised, turns))
+                self.questions.update(map(normalized, turns))
 
     def check(self, chat: Chat) -> None:
         """Raise RowError if any user message is a question of an evaluation."""
         for message in chat.messages:
-            if message.role == "user" and normalised(message.content or "") in self.questions:
+            if message.role == "user" and normalized(message.content or "") in self.questions:
                 raise RowError(EVALUATED, chat.id)
 
 
@@ -172,7 +172,7 @@ class _Bands:
 
 def shingles(text: str) -> set[str]:
     """All runs of `WORDS` consecutive words of the normalized text."""
-    words = _WORD.findall(normalised(text))
+    words = _WORD.findall(normalized(text))
     return {" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))}
 
 
@@ -196,7 +196,7 @@ def _context(chat: Chat) -> str:
 
 def _loose(message: Message) -> object:
     calls = [[c.function.name, c.function.arguments] for c in message.tool_calls or ()]
-    return [message.role, normalised(message.content or ""), calls]
+    return [message.role, normalized(message.content or ""), calls]
 
 
 def _digest(messages: list[object], chat: Chat) -> bytes:

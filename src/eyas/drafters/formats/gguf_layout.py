@@ -190,8 +190,8 @@ class GgufLayout:
 
 
 def _notes(file: Gguf) -> list[str]:
-    quantised = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
-    return [f"quantized weights (GGML types {quantised}) are read as float32"] if quantised else []
+    quantized = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
+    return [f"quantized weights (GGML types {quantized}) are read as float32"] if quantized else []
 
 
 def _doubts(own: dict[str, Any]) -> list[str]:

@@ -97,7 +97,7 @@ class Controller:
         self._situation: tuple[int, ...] = ()
         """What the latest plan was made for."""
         self._planning = Pace(_THINKING, least=8, most=256)
-        self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
+        self._unlearned: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
         self._deferred = 0
@@ -203,7 +203,7 @@ class Controller:
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from a measured round; rounds planned together are learned from together."""
-        self._unlearnt.append((record, self._texts))
+        self._unlearned.append((record, self._texts))
         self._texts = set(record.texts)
         self._totals.count(record, 0 if record.spec is None else self.arm.width_of(record.spec))
         if not self._ahead:
@@ -212,8 +212,8 @@ class Controller:
     def _end_stretch(self) -> None:
         """Plan no further round ahead, and learn from those that were planned together."""
         self._ahead = 0
-        rounds = self._unlearnt
-        self._unlearnt = []
+        rounds = self._unlearned
+        self._unlearned = []
         for record, before in rounds:
             self._totals.average(record)
             self._planning.round(record.whole)

@@ -71,7 +71,7 @@ class CostError(NamedTuple):
 class Residuals:
     """The machine's speed over time, and prediction errors by kind and size.
 
-    Sizes from 1 to 4096 fall into logarithmic bins. Neighbouring bins are pooled; errors are constant beyond the sizes
+    Sizes from 1 to 4096 fall into logarithmic bins. Neighboring bins are pooled; errors are constant beyond the sizes
     seen.
     """
 

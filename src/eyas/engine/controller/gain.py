@@ -62,7 +62,7 @@ class GainModel:
         self.copies = Difficulty()
         """How far copies come true in each text."""
         self._experience: Experience | None = None
-        self._learnt_rounds = 0
+        self._learned_rounds = 0
         """Drafts since what was learned was last saved."""
         self._drafts = self._valued = 0
         """Drafts so far, and drafts that node values account for."""
@@ -81,19 +81,19 @@ class GainModel:
             steps = [graded(one, tokens) for one, tokens in zip(found, emitted, strict=True)]
             self._acceptance.learn_copies(steps, groups)
             self.copies.learn(texts, steps, self.values, groups)
-        self._learnt_rounds += 1
+        self._learned_rounds += 1
         self._drafts += 1
 
     @property
-    def _learnt(self) -> dict[str, Array]:
+    def _learned(self) -> dict[str, Array]:
         """What was learned about the drafter, by name."""
         return dict(zip(_LEARNED_STATE, (*self._acceptance.counts, *self._supply.counts), strict=True))
 
     def keep(self) -> None:
         """Save what was learned, now that there is time, if it is enough."""
-        if self._experience is not None and self._learnt_rounds >= _RENEWED:
-            self._experience.write(self._learnt)
-            self._learnt_rounds = 0
+        if self._experience is not None and self._learned_rounds >= _RENEWED:
+            self._experience.write(self._learned)
+            self._learned_rounds = 0
 
     def resume(self, experience: Experience) -> None:
         """Continue from `experience` at half its weight, as texts may have changed; save there what this model learns.
@@ -101,12 +101,12 @@ class GainModel:
         What a model of other shapes has learned is ignored.
         """
         self._experience = experience
-        learnt = experience.read()
-        own = self._learnt
-        if learnt.keys() != own.keys() or any(learnt[name].shape != own[name].shape for name in own):
+        learned = experience.read()
+        own = self._learned
+        if learned.keys() != own.keys() or any(learned[name].shape != own[name].shape for name in own):
             return
         for name, state in own.items():
-            state[:] = _RESUMED * learnt[name]
+            state[:] = _RESUMED * learned[name]
         self.settle()
 
     def settle(self, *, values: bool = True) -> None:

@@ -19,7 +19,7 @@ import torch
 from eyas.tree.acceptance import GROUPS, Array, Indices
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import BIN_CENTRES, BINS, bins
+from eyas.tree.values import BIN_CENTERS, BINS, bins
 
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
 """The factor by which a draft's weight in `Supply` decays with each later one."""
@@ -76,7 +76,7 @@ class Supply:
         """What a draft offers beyond narrower ones [W, D, K], and its best [D, K], if all nodes are like the roots."""
         seen = self._best_sums[group, 0]
         weight = float(self._best_weights[group, 0].max())
-        first = (float(seen @ np.exp(BIN_CENTRES)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
+        first = (float(seen @ np.exp(BIN_CENTERS)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
         grade = min(round(max(first, _PRIOR_CHILDREN[0]) * _GRADES), _GRADES - 1)
         return _alike(self.widths, self._depth, grade)
 

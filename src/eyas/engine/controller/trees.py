@@ -24,7 +24,7 @@ from eyas.tree.shared import PlannedTree, SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
-_ANALYSING = 0.005
+_ANALYZING = 0.005
 """The share of the time that analyzing drafts may take."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
@@ -59,13 +59,13 @@ class TreeArm(DraftArm):
         self.recordings = None if counts_freely else Recordings(widths)
         self._widths = tuple(widths)
         self._counts_freely = counts_freely
-        self._analysing = Pace(_ANALYSING, least=1, most=64)
+        self._analyzing = Pace(_ANALYZING, least=1, most=64)
         self._made: dict[Hashable, TreeSpec] = {}
         """The trees of a plan. Each is made once: making one takes several percent of a small target's pass."""
 
     @property
     def analysis(self) -> float:
-        return self._analysing.cost
+        return self._analyzing.cost
 
     def follow(self, texts: Sequence[int]) -> None:
         self.texts.follow(texts)
@@ -92,7 +92,7 @@ class TreeArm(DraftArm):
         return shape.depth + 1, self._widths[shape.width]
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
-        keeps = probing or self._analysing.due()
+        keeps = probing or self._analyzing.due()
         looks_up = self.lookups is not None and self.lookups.looking
         calibrations = () if prospect is None else tuple(self.texts.assumed(text).calibration for text in batch.texts)
         copies = self.gain.copies.exponents(batch.texts) if looks_up else ()
@@ -161,7 +161,7 @@ class TreeArm(DraftArm):
         drafted = self._learn(record, judged, clock)
         if not record.drafted:
             self.texts.rest()
-        self._analysing.round(record.whole)
+        self._analyzing.round(record.whole)
         return drafted
 
     def _learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
@@ -178,7 +178,7 @@ class TreeArm(DraftArm):
             spent = clock() - began
             if self.recordings is not None and self.recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self.recordings.usual)
-            self._analysing.done(spent)
+            self._analyzing.done(spent)
         kept = [len(path) - 1 - found for path, found in zip(draft.paths, record.copied, strict=True)]
         drafted = sum(kept)
         if judged is not None and record.drafted:

@@ -67,7 +67,7 @@ def due(folder: LearnFolder, config: CycleConfig) -> bool:
     if (folder.run / "store" / MANIFEST).is_file():
         return True
     traffic = _traffic(folder)
-    return traffic.count("train", state.learnt) >= config.least and traffic.count("held") >= config.gate.least
+    return traffic.count("train", state.learned) >= config.least and traffic.count("held") >= config.gate.least
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
@@ -127,8 +127,8 @@ def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path
     known = load_network(parent, target)
     warm_start(mean, known.config.taps_of(target.num_layers), known, str(parent))
     with torch.no_grad():
-        for weight, learnt in zip(mean.parameters(), network.parameters(), strict=True):
-            weight.lerp_(learnt, 0.5)
+        for weight, learned in zip(mean.parameters(), network.parameters(), strict=True):
+            weight.lerp_(learned, 0.5)
     save_network(mean, made, opened.provenance)
     return made
 
@@ -136,7 +136,7 @@ def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path
 def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reason: str) -> None:
     def after(state: LearnState) -> LearnState:
         wanted = state.wanted if number is None or state.pinned else number
-        return state.model_copy(update={"learnt": plan["newest"], "wanted": wanted})
+        return state.model_copy(update={"learned": plan["newest"], "wanted": wanted})
 
     if number is None:
         folder.change(after, "not promoted", parent=plan["parent"], reason=reason)
@@ -174,21 +174,21 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     settings = folder.settings
     traffic = _traffic(folder)
     newest = max(one.path.name for one in traffic.shards())
-    learnt = traffic.newest("train", config.most)
+    learned = traffic.newest("train", config.most)
     held = traffic.newest("held", max(config.most // 4, config.gate.least))
     original = None if config.store is None else FeatureStore.open(config.store)
-    mixed = [] if original is None else mixed_rows(original, settings, learnt, seed=int(newest[:20]))
+    mixed = [] if original is None else mixed_rows(original, settings, learned, seed=int(newest[:20]))
     if not (folder.reference / MANIFEST).is_file():
         reference = held[-_REFERENCE:] if original is None else []
         if original is not None:
             reference = list(stored_rows(original, "validation", settings.layout, _REFERENCE))
         write_store(folder.reference, settings.target, settings.layout, {"reference": reference}, "reference")
-    rows = [*learnt, *mixed]
+    rows = [*learned, *mixed]
     validation = rows[::_VALIDATED]
     train = [row for index, row in enumerate(rows) if index % _VALIDATED]
     facts = {
-        "parent": folder.state.settled, "newest": newest, "traffic_rows": len(learnt), "store_rows": len(mixed),
-        "traffic_tokens": _tokens(learnt),
+        "parent": folder.state.settled, "newest": newest, "traffic_rows": len(learned), "store_rows": len(mixed),
+        "traffic_tokens": _tokens(learned),
     }  # fmt: skip
     folder.run.mkdir(parents=True, exist_ok=True)
     write_json(plan, facts)
@@ -197,16 +197,16 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
 
 
 def mixed_rows(
-    original: FeatureStore, settings: LearnSettings, learnt: list[TrafficRow], seed: int
+    original: FeatureStore, settings: LearnSettings, learned: list[TrafficRow], seed: int
 ) -> list[TrafficRow]:
-    """Rows of the original store with about as many tokens as the `learnt` rows, since its rows may be far longer.
+    """Rows of the original store with about as many tokens as the `learned` rows, since its rows may be far longer.
 
     Raises StoreError for the store of another target.
     """
     if original.settings.target.fingerprint != settings.target.fingerprint:
         raise StoreError(f"{original.folder} is of another target, {original.settings.target.name}: use another store")
     found = []
-    left = _tokens(learnt)
+    left = _tokens(learned)
     for row in stored_rows(original, "train", settings.layout, len(original.rows("train")), seed=seed):
         if left <= 0:
             break

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from eyas.config import StrictModel
 from eyas.data.store.layout import ShardLayout
@@ -59,7 +59,8 @@ class LearnState(StrictModel):
     """Whether the learner must not change `wanted`."""
     refused: dict[int, str] = Field(default_factory=dict)
     """Generations that were reverted, and why."""
-    learnt: str = ""
+    # the second name is what 0.3.0 wrote
+    learned: str = Field(default="", validation_alias=AliasChoices("learned", "learnt"))  # codespell:ignore
     """The newest shard of traffic that the learner has tried to learn from."""
 
 

@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
     rows: int
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """Whether a candidate is promoted, and why."""
 
     promoted: bool
@@ -87,36 +87,36 @@ class Gate:
         self._reference = reference
         self._replays: dict[tuple[Path, str], _Replay] = {}  # of the incumbent
 
-    def judge(self, candidate: Path) -> Judgement:
+    def judge(self, candidate: Path) -> Judgment:
         """Judge whether `candidate` is better on recent traffic and forgets nothing.
 
         A candidate that can't be loaded, or has another form than the incumbent, isn't promoted either.
         """
         try:
-            learnt = load_network(candidate, self._target)
+            learned = load_network(candidate, self._target)
         except EyasError as error:
-            return Judgement(False, f"it can't be loaded: {error}", {})
-        if learnt.config != self._served.config:
-            return Judgement(False, "it has another form than the drafter in service (sizes, taps or vocabulary)", {})
-        now = self._compared(learnt, self._recent, self._split)
+            return Judgment(False, f"it can't be loaded: {error}", {})
+        if learned.config != self._served.config:
+            return Judgment(False, "it has another form than the drafter in service (sizes, taps or vocabulary)", {})
+        now = self._compared(learned, self._recent, self._split)
         figures = {
             "rows": now.rows, "recent_incumbent": now.incumbent, "recent_candidate": now.candidate,
             "recent_lower": now.lower,
         }  # fmt: skip
         if now.rows < self._config.least:
-            return Judgement(False, f"{now.rows} held-out rows are too few, {self._config.least} are needed", figures)
+            return Judgment(False, f"{now.rows} held-out rows are too few, {self._config.least} are needed", figures)
         if not now.lower > 1.0:
-            return Judgement(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
+            return Judgment(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
         said = f"recent traffic: {_shown(now)}"
         for name in self._reference.settings.splits if self._reference is not None else ():
             assert self._reference is not None
-            then = self._compared(learnt, self._reference, name)
+            then = self._compared(learned, self._reference, name)
             figures |= {"reference_incumbent": then.incumbent, "reference_candidate": then.candidate}
             figures["reference_lower"] = then.lower
             if then.lower < 1.0 - self._config.tolerance:
-                return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures, forgets=True)
+                return Judgment(False, f"it forgets: on the reference rows {_shown(then)}", figures, forgets=True)
             said += f"; reference: {_shown(then)}"
-        return Judgement(True, said, figures)
+        return Judgment(True, said, figures)
 
     def _compared(self, candidate: DraftNetwork, store: FeatureStore, split: str) -> Comparison:
         """Replay a candidate on all rows of a split."""

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from eyas.bench.offline.candidates import Selection
-from eyas.bench.report.figures import BLUE, GREY, RED, canvas, label, svg
+from eyas.bench.report.figures import BLUE, GRAY, RED, canvas, label, svg
 from eyas.bench.report.page import Block, DataTable, Image, Section, Text
 from eyas.labs.sweep.sweep import Sweep, SweepResult
 from eyas.labs.sweep.trial import format_value, short_key
@@ -108,7 +108,7 @@ def trade_figure(report: Mapping[str, Any]) -> bytes:
         points = [(row["tokens_per_second"], row["accept_length"]) for row in rows]
         for row, point in zip(rows, points, strict=True):
             axes.plot(*point, marker="o", color=BLUE)
-            axes.annotate(row["trial"], point, textcoords="offset points", xytext=(4, 4), fontsize=6, color=GREY)
+            axes.annotate(row["trial"], point, textcoords="offset points", xytext=(4, 4), fontsize=6, color=GRAY)
         front = sorted(pareto_front(points))
         axes.plot([x for x, _ in front], [y for _, y in front], color=RED, linewidth=1, label="Pareto front")
         label(axes, "tokens/s", _LENGTH)

@@ -79,7 +79,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {  # the help text and th
     "request_generation_tokens": ("Tokens generated for a request.", _TOKENS),
     "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted per draft.", _ACCEPTED),
 }
-LABELLED = {  # counters: the label in addition to the model's name, and the help text
+LABELED = {  # counters: the label in addition to the model's name, and the help text
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this position; 0 = the first."),
     "spec_decode_num_drafts_by_context": ("context", "Drafts that were verified, by tokens before them."),
     "spec_decode_num_accepted_tokens_by_context": ("context", "Draft tokens accepted, by tokens before the draft."),
@@ -111,9 +111,9 @@ class Metrics(Observer):
             name: Histogram(PREFIX + name, text, labels, buckets=buckets, registry=self._registry).labels(model_name)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
-        self._labelled = {
+        self._labeled = {
             name: Counter(PREFIX + name, text, [*labels, label], registry=self._registry)
-            for name, (label, text) in LABELLED.items()
+            for name, (label, text) in LABELED.items()
         }
         self._refused = Counter(
             PREFIX + REFUSED,
@@ -145,7 +145,7 @@ class Metrics(Observer):
 
     def finished(self, finished: FinishedSequence) -> None:
         """Count the finish reason, and observe the times of complete answers."""
-        self._labelled["request_success"].labels(self._model, finished.reason).inc()
+        self._labeled["request_success"].labels(self._model, finished.reason).inc()
         if finished.reason not in COMPLETE:
             return
         self._histograms["e2e_request_latency_seconds"].observe(finished.seconds)
@@ -194,8 +194,8 @@ class Metrics(Observer):
         for accepted, nodes, context in zip(outcome.accepted, outcome.nodes, outcome.contexts, strict=True):
             if nodes:
                 labels = (self._model, CONTEXT_BUCKETS[context_bucket(context)])
-                self._labelled["spec_decode_num_drafts_by_context"].labels(*labels).inc()
-                self._labelled["spec_decode_num_accepted_tokens_by_context"].labels(*labels).inc(accepted)
+                self._labeled["spec_decode_num_drafts_by_context"].labels(*labels).inc()
+                self._labeled["spec_decode_num_accepted_tokens_by_context"].labels(*labels).inc(accepted)
         grown: dict[str, float] = {
             "spec_decode_num_drafts": len(drafts),
             "spec_decode_num_draft_tokens": sum(outcome.nodes),
@@ -207,9 +207,9 @@ class Metrics(Observer):
         }
         for name, value in grown.items():
             self._counters[name].inc(value)
-        self._labelled["rounds"].labels(self._model, "plain" if outcome.draft is None else "speculative").inc()
+        self._labeled["rounds"].labels(self._model, "plain" if outcome.draft is None else "speculative").inc()
         by_depth = Tally(depth for accepted in drafts for depth in range(accepted))
         for depth, count in by_depth.items():
-            self._labelled["spec_decode_num_accepted_tokens_per_pos"].labels(self._model, str(depth)).inc(count)
+            self._labeled["spec_decode_num_accepted_tokens_per_pos"].labels(self._model, str(depth)).inc(count)
         for accepted in drafts:
             self._histograms["spec_decode_accepted_tokens_per_draft"].observe(accepted)

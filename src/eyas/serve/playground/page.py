@@ -142,13 +142,13 @@ def content_policy(nonce: str) -> str:
 def playground(
     gauges: Gauges,
     speculating: Callable[[], bool],
-    learnt: Callable[[], dict[str, Any]] | None = None,
+    learned: Callable[[], dict[str, Any]] | None = None,
     *,
     with_keys: bool = False,
 ) -> APIRouter:
     """Make the routes of `PAGE_PATHS`, which are open, and `/stats` and `/learning`, which need the API's key.
 
-    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learnt`
+    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learned`
     returns what a learning server shows of its progress, read from disk; without it there is no `/learning`.
     `with_keys`: the API wants a key, which the page then asks for before it sends anything.
     """
@@ -187,13 +187,13 @@ def playground(
         except ApiError as error:  # no failure of this request: the page waits, and says for what
             drafts = False
             unavailable = str(error)
-        return {"unavailable": unavailable, "speculating": drafts, "learning": learnt is not None, **gauges.read()}
+        return {"unavailable": unavailable, "speculating": drafts, "learning": learned is not None, **gauges.read()}
 
-    if learnt is not None:
+    if learned is not None:
 
         @router.get("/learning")
         def show_learning() -> dict[str, Any]:  # not a coroutine: a slow disk blocks only a thread
             speculating()
-            return learnt()
+            return learned()
 
     return router

@@ -296,7 +296,7 @@ class NativeDecoder:
         forms = {(form.eps, form.rounds_twice, form.shift is not None) for form in self._norms.values()}
         if len(forms) != 1:
             raise UnsupportedModelError("norms differ in kind, epsilon or rounding")
-        eps, rounds_twice, centred = forms.pop()
+        eps, rounds_twice, centered = forms.pop()
         table = Table.of(embedding)
         self.hidden: int = table.width
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
@@ -326,7 +326,7 @@ class NativeDecoder:
             dtype == torch.bfloat16,
             together,
             rounds_twice,
-            centred,
+            centered,
             form.activation,
             form.in_parallel,
             heads.in_turn,
@@ -434,7 +434,7 @@ class NativeDecoder:
             groups_used=form.groups_used,
             summed=form.summed,
             sigmoid=form.sigmoid,
-            renormalised=form.renormalised,
+            renormalized=form.renormalized,
             rounds_scores=form.rounds_scores,
             rounds_weights=form.rounds_weights,
             scale=form.scale,

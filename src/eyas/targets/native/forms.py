@@ -142,7 +142,7 @@ class RouterForm(NamedTuple):
     """K."""
     sigmoid: bool
     """Whether the scores are sigmoids, not a softmax."""
-    renormalised: bool
+    renormalized: bool
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float
     """Factor of the weights."""
@@ -194,8 +194,8 @@ class RouterForm(NamedTuple):
         )
         best = _MOSTLY
         found = None
-        for grouped, sigmoid, renormalised in product(form._grouped(router), (False, True), (False, True)):
-            tried = grouped._replace(sigmoid=sigmoid, renormalised=renormalised)
+        for grouped, sigmoid, renormalized in product(form._grouped(router), (False, True), (False, True)):
+            tried = grouped._replace(sigmoid=sigmoid, renormalized=renormalized)
             share = tried._agreement(scores.float(), weights.float(), ids)
             if share > best:
                 best, found = share, tried
@@ -224,7 +224,7 @@ class RouterForm(NamedTuple):
             valued = by_group.masked_fill(unused.unsqueeze(2), float("-inf")).flatten(1)
         ids = valued.sort(dim=1, descending=True, stable=True).indices[:, : self.chosen]
         weights = shares.gather(1, ids)
-        if self.renormalised:
+        if self.renormalized:
             weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
         return weights * self.scale, ids
 

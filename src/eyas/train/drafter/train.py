@@ -338,12 +338,12 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
     if start is not None:
         common = warm_start(network, taps, start, str(config.warm_start))
         started = f"{config.warm_start} ({common} of {network.config.draft_vocab_size} draft tokens known to it)"
-    learnt, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
+    learned, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
     objective = DraftObjective(
         network,
         target.head,
         target.vocab_size,
-        learnt,
+        learned,
         config.loss,
         loop.bf16,
         loop.seed,

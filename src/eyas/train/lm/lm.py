@@ -64,7 +64,7 @@ CHAT_TEMPLATE = (Path(__file__).with_name("chat_template.jinja")).read_text(enco
 class CorpusConfig(StrictModel):
     """Where the chats come from, which are left out, and how the sources are mixed, in shares of tokens."""
 
-    chats: Path  # JSON Lines of chats, e.g. grade-school maths
+    chats: Path  # JSON Lines of chats, e.g. grade-school math
     vocab_size: int = Field(default=4096, ge=512)
     length: int = Field(default=1024, gt=1)
     held_out_share: float = Field(default=HELD_OUT_SHARE, ge=0, lt=1)

@@ -121,7 +121,7 @@ class Muon(torch.optim.Muon):
             average = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
             updates.append(weight.grad.lerp(average, momentum) if group["nesterov"] else average)
         rows, columns = weights[0].shape
-        directions = orthogonalised(
+        directions = orthogonalized(
             torch.stack(updates) if len(updates) > 1 else updates[0],
             group["ns_coefficients"], group["ns_steps"], group["eps"],
             torch.bfloat16 if computes_in_bf16(weights[0].device) else torch.float32,
@@ -148,7 +148,7 @@ def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     yield from small.values()
 
 
-def orthogonalised(
+def orthogonalized(
     matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, dtype: torch.dtype
 ) -> Tensor:
     """Bring the singular values of matrices [..., m, n] near 1 with the quintic Newton-Schulz iteration in `dtype`.

@@ -1,4 +1,4 @@
-// What a server that learns has learnt: accept length by minute, its generations, and every event. Nothing is changed here.
+// What a server that learns has learned: accept length by minute, its generations, and every event. Nothing is changed here.
 
 import { byId, el, svg } from "./dom.js";
 import { getJson } from "./stream.js";

@@ -53,7 +53,7 @@ struct Experts {
     const float* bias;                   // [E] added to the scores only to choose experts, or null
     int64_t groups, groups_used;         // experts are chosen from `groups_used` of `groups` groups: those with the highest
     int64_t summed;                      // sums of their `summed` best scores; groups 1 = from all experts
-    int64_t sigmoid, renormalised;       // scores are sigmoids, not a softmax; weights are divided by their sum
+    int64_t sigmoid, renormalized;       // scores are sigmoids, not a softmax; weights are divided by their sum
     int64_t rounds_scores, rounds_weights;  // bf16: whether router outputs are rounded; weights and weighted outputs
     float scale;                         // multiplies the weights
     Linear shared_gate;                  // one output, whose sigmoid weights the layer's own MLP; or none
@@ -116,7 +116,7 @@ struct Decoder {
     int64_t count, hidden, heads, kv_heads, size, intermediate;
     int64_t rotated;                     // leading features of a head that RoPE rotates
     int64_t bf16;
-    int64_t norms_heads_together, rounds_twice, centred;  // see `norm_heads`, `rms_norm`, `norm`
+    int64_t norms_heads_together, rounds_twice, centered;  // see `norm_heads`, `rms_norm`, `norm`
     int64_t activation;                  // of MLPs
     int64_t in_parallel;                 // whether attention and MLP read the same state and are added to it together
     int64_t heads_in_turn;               // whether `q` makes query, key and value head by head, without `k` and `v`

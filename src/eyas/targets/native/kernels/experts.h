@@ -77,7 +77,7 @@ inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* id
         total += weights[k] = scores[ids[k]];
     }
     for (int64_t k = 0; k < experts.chosen; k++) {
-        if (experts.renormalised) weights[k] /= total;
+        if (experts.renormalized) weights[k] /= total;
         weights[k] *= experts.scale;
         if (bf16 && experts.rounds_weights) weights[k] = rounded(weights[k]);
     }

@@ -41,7 +41,7 @@ inline void layer_norm(const Decoder& d, const float* x, const float* weight, in
 
 // The norm of a decoder's layers.
 inline void norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
-    if (d.centred)
+    if (d.centered)
         layer_norm(d, x, weight, size, out);
     else
         rms_norm(d, x, weight, size, out, d.eps);
