@@ -35,7 +35,7 @@ from eyas.verify import compile_grammar
 from eyas.verify.constraint import Constraint
 from tests.vocabularies import byte_fallback, byte_level
 
-_MOST_TOKENS = 4000
+_MAX_TOKENS = 4000
 _ENDING = 0.35
 """How often a token with a quote or a closing bracket is preferred, without which strings never end."""
 
@@ -131,7 +131,7 @@ def draw_answer(tokenizer: Any, spec: GrammarSpec, seed: int) -> tuple[str, floa
     tokens = list[int]()
     endings = _endings(tokenizer)
     seconds = 0.0
-    while len(tokens) < _MOST_TOKENS:
+    while len(tokens) < _MAX_TOKENS:
         began = time.thread_time()
         mask, took = constraint.compute_alone(constraint.state.matcher.deep_copy())
         legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
@@ -144,7 +144,7 @@ def draw_answer(tokenizer: Any, spec: GrammarSpec, seed: int) -> tuple[str, floa
             raise EyasError(constraint.error or "an illegal token")
         tokens.append(token)
         seconds += took + time.thread_time() - began
-    raise EyasError(f"the answer has {_MOST_TOKENS} tokens and no end")
+    raise EyasError(f"the answer has {_MAX_TOKENS} tokens and no end")
 
 
 def _endings(tokenizer: Any) -> Any:

@@ -34,7 +34,7 @@ _PLAIN = {
 """GGML types of plain numbers -> (safetensors name, torch dtype). All other types are quantized blocks."""
 PLAIN_TYPES = frozenset(name for name, _ in _PLAIN.values())
 """GGML's names of the types that aren't quantized."""
-_MOST = 2**16
+_MAX_COUNT = 2**16
 """Maximum number of keys or tensors in a file, and of numbers in an array that is kept."""
 
 
@@ -210,7 +210,7 @@ class Gguf:
             raise self._bad("an array of arrays")
         size = struct.calcsize("<" + _SCALARS[inner])
         count = self._count("Q", size, most=2**32)
-        if count <= _MOST:
+        if count <= _MAX_COUNT:
             return self._numbers(inner, count)
         skipped = SkippedArray(count, inner, self._at)
         self._take(count * size)
@@ -253,7 +253,7 @@ class Gguf:
         except UnicodeDecodeError as error:
             raise self._bad(f"text that is not UTF-8: {error}") from error
 
-    def _count(self, format_: str, least: int, most: int = _MOST) -> int:
+    def _count(self, format_: str, least: int, most: int = _MAX_COUNT) -> int:
         """Read a count of entries, each of which takes at least `least` bytes."""
         count: int = self._number(format_)
         if count > most or count * least > len(self._data) - self._at:

@@ -125,7 +125,7 @@ def _maps() -> list[str]:
         return []
 
 
-_LEAST_MAPPED = 1 << 17
+_MIN_MAPPED = 1 << 17
 """Size in bytes from which a buffer gets its own mapping: glibc's default threshold."""
 
 
@@ -143,7 +143,7 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
 
     nbytes = math.prod(size) * dtype.itemsize
     plain = partial(torch.zeros, tuple(size), dtype=dtype, device=device)
-    if device.type != "cpu" or nbytes < _LEAST_MAPPED:
+    if device.type != "cpu" or nbytes < _MIN_MAPPED:
         return plain()
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:

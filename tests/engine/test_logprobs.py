@@ -125,7 +125,7 @@ def test_a_prompt_s_are_those_of_one_pass_over_it(
     tree: str | None, batch: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the prompt is cut, and however few positions' logits are computed together."""
-    monkeypatch.setattr(logprobs, "_MOST_LOGITS", 5 * tiny.target().vocab_size)
+    monkeypatch.setattr(logprobs, "_MAX_LOGITS", 5 * tiny.target().vocab_size)
     speculation = None if tree is None else Speculation(tiny.eagle3_drafter(), parse_tree(tree))
     requests = [*scored(tiny.prompts(9, 1, 5, 40)), *asked(), *scored(tiny.prompts(9, 1), max_tokens=0)]
     done = Engine(tiny.target(), None, speculation, batch_size=batch, prefill_chunk=chunk).generate(requests)

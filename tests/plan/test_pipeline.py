@@ -7,10 +7,10 @@ import pytest
 from eyas.plan.costs import ModelSize, Workload
 from eyas.plan.devices import Machine
 from eyas.plan.pipeline import (
-    LEAST_CHATS,
     LOADING,
     MEASURED,
     MEASURED_SHARE,
+    MIN_CHATS,
     Measuring,
     Outlook,
     Validating,
@@ -39,11 +39,11 @@ def test_data_decides_the_long_steps_and_repeats_the_measured_ones() -> None:
 
 def test_a_budget_gets_as_many_chats_as_fit() -> None:
     chats = chats_within(600, seconds)
-    assert chats > LEAST_CHATS
+    assert chats > MIN_CHATS
     found = seconds(chats)
     spent = sum(found[name] for name in ("data prepare", "data regenerate", "data capture", "train", "bench report"))
     assert spent == pytest.approx(600 * 60 * (1 - MEASURED_SHARE), rel=0.1)
-    assert chats_within(1, seconds) == LEAST_CHATS
+    assert chats_within(1, seconds) == MIN_CHATS
 
 
 def test_training_of_a_fixed_number_of_steps_takes_no_chats_from_the_budget() -> None:

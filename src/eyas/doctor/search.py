@@ -304,7 +304,7 @@ PART = 4
 """Readings are first tried on one in this many answers."""
 _SURE = 3.0
 """Standard errors by which the gain measured on that part may be off."""
-MOST_FAULTS = 4
+MAX_FAULTS = 4
 """Maximum number of faults that are searched for, one after another."""
 
 ASPECTS: tuple[Aspect, ...] = (
@@ -386,7 +386,7 @@ class ReadingSearch:
         as_is = here = self.measure(reading)
         adopted: list[Adopted] = []
         first: tuple[TriedChange, ...] = ()
-        while len(adopted) < MOST_FAULTS:
+        while len(adopted) < MAX_FAULTS:
             trials = self._try_all(reading, here, [each.trial.change.aspect for each in adopted])
             first = first or tuple(trials)
             winners = [trial for trial in trials if trial.wins]

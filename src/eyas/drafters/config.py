@@ -25,7 +25,7 @@ DEEPEST = 64
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies don't change with the length of a sequence."""
 
-MOST_TAPS = 64
+MAX_TAPS = 64
 """The most taps that a drafter may read."""
 
 
@@ -246,7 +246,7 @@ class MaskedConfig(DrafterConfig):
 class FusedTapsConfig(TransformerConfig):
     """A drafter that fuses several taps of the target with `fc`: EAGLE-3, with any kind of attention."""
 
-    num_aux_hidden_states: int = Field(default=3, ge=1, le=MOST_TAPS)
+    num_aux_hidden_states: int = Field(default=3, ge=1, le=MAX_TAPS)
     fc_norm: bool = False
     """EAGLE-3.1: every tap has its own norm before `fc`."""
     norm_output: bool = False

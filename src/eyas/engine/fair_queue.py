@@ -36,7 +36,7 @@ _REMEMBERED = 5.0
 """Seconds for which a client without requests is expected to come back."""
 _CREDIT = 1.0
 """Seconds by which newcomers are behind, so that short answers don't wait for large rounds."""
-_LEAST = 0.05
+_MIN_STEP_SECONDS = 0.05
 """Seconds that a step may take in any case, even if others wait."""
 
 T = TypeVar("T", bound=Queued)
@@ -233,7 +233,7 @@ class TimeShares:
     """How much time passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
 
     Every row slows a round down, and a prompt takes seconds. So while one client has many requests and another few, or
-    none at the moment, the many are processed in pieces: a step with them lasts about `_LEAST` seconds, or twice as
+    none at the moment, the many are processed in pieces: a step with them lasts about `_MIN_STEP_SECONDS`, or twice as
     long as a round of the few alone if that is longer. As long as passes have taken less time for the few, steps are
     for them alone. Between clients with about equally many requests, steps for all are cheaper.
     """
@@ -274,7 +274,7 @@ class TimeShares:
             self._round += 0.25 * (seconds - self._round) if self._round else seconds
         elif step.crowded and not step.alone:
             fitting, count = (self.rows, rows) if rows else (self.tokens, tokens)
-            fitting.learn(count, seconds, max(_LEAST, 2.0 * self._round))
+            fitting.learn(count, seconds, max(_MIN_STEP_SECONDS, 2.0 * self._round))
 
     def before(self, some: Collection[str], others: Collection[str]) -> bool:
         """Whether one of `some` clients has had less time than all the `others`."""

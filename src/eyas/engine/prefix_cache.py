@@ -33,7 +33,7 @@ from eyas.targets.slots import Saved, SlotCache
 from eyas.targets.states import SlotStates, States
 
 BLOCK = 32
-_LEAST_STATES = 8
+_MIN_STATES = 8
 """The number of recurrent states that may be kept, however small the limit."""
 
 P = TypeVar("P")
@@ -257,7 +257,7 @@ class PrefixCache:
         self._pairs = None if drafter is None else drafter.pairs
         if cache.states is not None:
             cache.states.copies.every = BLOCK
-            self.shelf.most = max(_LEAST_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
+            self.shelf.most = max(_MIN_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
 
     def clear(self) -> None:
         """Forget all prefixes."""

@@ -29,7 +29,7 @@ from eyas.types import Limits
 _HEADROOM = 64
 """Tokens that every running sequence must have room to grow by when another is admitted, or one is soon preempted."""
 
-_LEAST_HELD = 8
+_MIN_HELD = 8
 """Slots that a client with many requests may hold, however few of its rows a short round takes."""
 
 Move = tuple[int, int]
@@ -165,7 +165,7 @@ class StepBudget:
     def allows(self, client: str, held: int) -> bool:
         """Whether a client that holds `held` slots may have one more."""
         many = self._plan.crowded and client == self._plan.greedy
-        return not many or held < max(_LEAST_HELD, 2 * self._time.rows.most)
+        return not many or held < max(_MIN_HELD, 2 * self._time.rows.most)
 
     @property
     def left(self) -> int | None:
@@ -387,7 +387,7 @@ class Scheduler:
             alone = self.room.slots == 1
             self.room.exhausted()
         else:
-            alone = len(self.running) == 1 and error.tokens <= self.passes.LEAST
+            alone = len(self.running) == 1 and error.tokens <= self.passes.MIN_TOKENS
             self.passes.exhausted(error.tokens)
             self.room.slots = 0  # all was freed: the next `cover` makes a rectangle for the sequences that run then
         return not alone
@@ -502,7 +502,7 @@ class PassSize:
     After a while without such a failure, twice as many are tried.
     """
 
-    LEAST = 16
+    MIN_TOKENS = 16
     """If memory runs out in a pass of one sequence with at most this many tokens, smaller passes don't help."""
     _RECOVERY = 256
     """Steps without a failure before more tokens are tried."""

@@ -307,7 +307,7 @@ class BlockPlan(NamedTuple):
         )
 
 
-SAMPLED, LEAST_SAMPLED = 0.7, 0.2
+SAMPLED, MIN_SAMPLED = 0.7, 0.2
 """P-EAGLE's position sampling as published: step j is trained on 0.7^j of the chains, but at least on a fifth."""
 
 
@@ -334,7 +334,7 @@ class PEaglePlan(NamedTuple):
     @property
     def _later(self) -> float:
         """Rows of all steps but the first, per answer token."""
-        return sum(max(SAMPLED**step, LEAST_SAMPLED) for step in range(1, self.work.unroll))
+        return sum(max(SAMPLED**step, MIN_SAMPLED) for step in range(1, self.work.unroll))
 
     def training_hours(self, machine: Machine, devices: int) -> float:
         """Hours of all epochs from a store: all steps forward and backward, and the teacher's head."""

@@ -71,10 +71,10 @@ def seconds_of_steps(
 
 MEASURED = ("bench checkpoints", "bench methods")
 """Steps that take whatever share of a budget is left for them, and at least a minute."""
-LEAST_CHATS = 64
+MIN_CHATS = 64
 """Fewer chats teach a drafter nothing, whatever the budget."""
 _MANY = 1000
-"""Chats from whose time, and that of `LEAST_CHATS`, the time of each is estimated: recipes may fix that of training."""
+"""Chats from whose time, and that of `MIN_CHATS`, the time of each is estimated: recipes may fix that of training."""
 MEASURED_SHARE = 0.3
 """The share of a budget that goes to measuring."""
 
@@ -85,10 +85,10 @@ def distinct_tokens(answers: int, vocab: int) -> int:
 
 
 def chats_within(minutes: float, seconds: Callable[[int], Mapping[str, float]]) -> int:
-    """The number of chats, at least `LEAST_CHATS`, whose steps fit a budget; `seconds` are those of so many chats."""
-    few, many = (sum(took for name, took in seconds(n).items() if name not in MEASURED) for n in (LEAST_CHATS, _MANY))
-    each = (many - few) / (_MANY - LEAST_CHATS)
-    return LEAST_CHATS + max(0, int((60 * minutes * (1 - MEASURED_SHARE) - few) / each))
+    """The number of chats, at least `MIN_CHATS`, whose steps fit a budget; `seconds` are those of so many chats."""
+    few, many = (sum(took for name, took in seconds(n).items() if name not in MEASURED) for n in (MIN_CHATS, _MANY))
+    each = (many - few) / (_MANY - MIN_CHATS)
+    return MIN_CHATS + max(0, int((60 * minutes * (1 - MEASURED_SHARE) - few) / each))
 
 
 @dataclass

@@ -36,7 +36,7 @@ _LARGE = 1 << 16
 _SECONDS_PER_CHARACTER = 4e-8
 """The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_MOST_WAITING = 32 << 20
+_MAX_WAITING = 32 << 20
 """Maximum waiting characters; beyond it, clients that have text waiting already are refused."""
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class FairWorkers:
         A call that is cancelled before its turn is never made. If cancelled later, it runs to its end on its thread.
         """
         waiting = sum(job.longest for job in self._queue)
-        if waiting + characters > _MOST_WAITING and self._queue.count(client_of(key)):
+        if waiting + characters > _MAX_WAITING and self._queue.count(client_of(key)):
             raise QueueFullError("too much text is waiting to be read: try again later", 5.0)
         job = _Job(self._submitted, key, characters)
         self._submitted += 1

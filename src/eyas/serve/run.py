@@ -25,7 +25,7 @@ _LINGER_SECONDS = 3
 """How long clients may take to read their last bytes after draining."""
 _STEP_SECONDS = 10.0
 """How long to wait for the engine's last step at shutdown."""
-_MOST_CONNECTIONS = 4096
+_MAX_CONNECTIONS = 4096
 """Default limit on connections, if file descriptors allow it."""
 _BACKLOG = 2048
 """How many connections the kernel queues until they are accepted."""
@@ -65,15 +65,15 @@ def connection_limit(wanted: int | None) -> int:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         used = len(os.listdir("/dev/fd"))
     except (ImportError, OSError):  # Windows has no such limit
-        return wanted or _MOST_CONNECTIONS
+        return wanted or _MAX_CONNECTIONS
     room = files - used - _SPARE_FILES
     if files == resource.RLIM_INFINITY:
-        return wanted or _MOST_CONNECTIONS
+        return wanted or _MAX_CONNECTIONS
     if room < 1:
         raise UsageError(f"this process may open {files} files, too few for a server: raise the limit (ulimit -n)")
     if wanted is not None and wanted > room:
         log.warning("the limit of %d open files leaves room for %d connections, not %d", files, room, wanted)
-    return min(wanted or _MOST_CONNECTIONS, room)
+    return min(wanted or _MAX_CONNECTIONS, room)
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:

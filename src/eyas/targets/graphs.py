@@ -23,9 +23,9 @@ from eyas.runtime import to_device
 from eyas.targets.shapes import USES, recurring
 
 _LOG = logging.getLogger("eyas")
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 """Most tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
-_MOST_GRAPHS = 128
+_MAX_GRAPHS = 128
 _COLUMNS = 256
 """Columns of keys are rounded up to a multiple of this, or of a quarter of the power of two below them if greater."""
 
@@ -126,7 +126,7 @@ class PassGraphs:
 
     def takes(self, tokens: int) -> bool:
         """Whether passes over `tokens` tokens are recorded."""
-        return self.failure is None and tokens <= _MOST_TOKENS
+        return self.failure is None and tokens <= _MAX_TOKENS
 
     def clear(self) -> None:
         """Forget all recorded passes."""
@@ -190,7 +190,7 @@ class PassGraphs:
             self.clear()
             _LOG.warning("no CUDA graphs can be recorded, so kernels are launched one by one: %s", self.failure)
             return
-        while len(self._found) > _MOST_GRAPHS:
+        while len(self._found) > _MAX_GRAPHS:
             self._found.popitem(last=False)
 
     def _views(self, role: str, like: Sequence[Tensor]) -> list[Tensor]:

@@ -54,7 +54,7 @@ from eyas.targets.trials import first_tokens, half_agree
 from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 _NO_KERNEL = "nothing here multiplies by them as they are"
 _QUANTIZED: dict[str, type[Int8Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
@@ -347,8 +347,8 @@ def _check_layers(name: str, file: Path) -> None:
             continue
         left += inside.values()
         for key, value in inside.items():
-            if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-                raise ModelError(f"{name}: {CONFIG_NAME} says {key} {value}, but at most {_MOST_LAYERS} are loaded")
+            if "layer" in key and isinstance(value, int) and value > _MAX_LAYERS:
+                raise ModelError(f"{name}: {CONFIG_NAME} says {key} {value}, but at most {_MAX_LAYERS} are loaded")
 
 
 def read_model(

@@ -30,7 +30,7 @@ from eyas.errors import CacheMemoryError, InvariantError
 from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory_as, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import PassGraphs
-from eyas.targets.native.packed import LEAST_INPUT
+from eyas.targets.native.packed import MIN_INPUT
 from eyas.targets.states import SlotStates
 
 COLUMNS = 256
@@ -38,7 +38,7 @@ COLUMNS = 256
 _FEW = 64
 """Fewer columns of a slot than this aren't worth copying ahead of a reshape."""
 _GRANULE, _FLOOR = 64, 256
-_MOST_MORE = 4096
+_MAX_GROWTH = 4096
 """Most columns added beyond those needed: even so, long sequences are rarely copied."""
 
 
@@ -70,7 +70,7 @@ def coded(x: Tensor) -> Tensor:
     """Quantize keys or values [..., D] to 8 bits [..., D + 4] as the kernels do: maximum to 127, ties to even."""
     wide = x.float()
     most = wide.abs().amax(-1, keepdim=True)
-    most = torch.where(most >= LEAST_INPUT, most, torch.zeros_like(most))
+    most = torch.where(most >= MIN_INPUT, most, torch.zeros_like(most))
     codes = (wide * torch.where(most > 0, 127.0 / most, most)).round().to(torch.int8)
     scales = most * torch.tensor(1 / 127, dtype=torch.float32) + (wide - wide).sum(-1, keepdim=True)  # keeps a NaN
     return torch.cat((codes, scales.contiguous().view(torch.int8)), dim=-1)
@@ -430,7 +430,7 @@ class CacheRoom:
     def cover(self, rows: Sequence[int], expected: int = 0, soon: int = 0) -> bool:
         """Grow to hold rows of these lengths, which must fit; return whether the rectangle changed.
 
-        Its sides double, columns by at most `_MOST_MORE`, so that copies are rare. It also makes room for `expected`
+        Its sides double, columns by at most `_MAX_GROWTH`, so that copies are rare. It also makes room for `expected`
         slots and for the columns needed `soon`. Close to the limit it takes what is left.
         """
         slots = len(rows)
@@ -456,7 +456,7 @@ class CacheRoom:
         if slots > wide:
             wide = max(slots, min(max(2 * wide, expected), self._most_slots))
         if columns > long:
-            long = max(columns, soon, int(min(long + min(long, _MOST_MORE), self.context + _GRANULE)))
+            long = max(columns, soon, int(min(long + min(long, _MAX_GROWTH), self.context + _GRANULE)))
             long += -long % _GRANULE
         if not self._may(wide, long):
             wide = slots

@@ -12,7 +12,7 @@ from typing import Any
 
 _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
-_MOST_PENDING = 32
+_MAX_PENDING = 32
 """Maximum tokens held back for an incomplete character. No character takes more, so a longer run isn't one."""
 
 
@@ -33,7 +33,7 @@ class Detokenizer:
         self._pending += [token for token in tokens if token not in self._skipped]
         piece = self._added_text(self._pending)
         if not piece or piece.endswith(_REPLACEMENT):
-            return "" if len(self._pending) <= _MOST_PENDING else self._complete_part(piece)
+            return "" if len(self._pending) <= _MAX_PENDING else self._complete_part(piece)
         return self._emit(len(self._pending), piece)
 
     def finish(self) -> str:

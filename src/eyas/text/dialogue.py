@@ -18,7 +18,7 @@ from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 if TYPE_CHECKING:
     from eyas.engine import Engine
 
-_MOST_TOKENS = 32768
+_MAX_TOKENS = 32768
 """Maximum tokens that a conversation keeps cached if the target's context is unlimited."""
 
 
@@ -121,7 +121,7 @@ class Conversation:
     """A chat with an engine whose turns reuse the cached prefix; several may share an engine with other requests."""
 
     def __init__(self, engine: Engine) -> None:
-        engine.cache_prefixes(engine.target.max_length or _MOST_TOKENS)
+        engine.cache_prefixes(engine.target.max_length or _MAX_TOKENS)
         self._engine = engine
 
     def turn(self, request: Request, stop: Callable[[], bool] = bool) -> Iterator[Chunk]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from eyas.errors import UsageError
 
-_LEAST = {"ngram": 3}
+_MIN_SIZES = {"ngram": 3}
 """Minimum of each size for which it isn't 1."""
-_MOST = {
+_MAX_SIZES = {
     "length": 1024, "depth": 256, "top_k": 256, "nodes": 1024, "width": 256, "budget": 16384, "per_row": 1024,
     "window": 128, "ngram": 16, "guesses": 128,
 }  # fmt: skip
@@ -16,8 +16,8 @@ _MOST = {
 def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
     """Raise UsageError for sizes out of bounds (None = not limited) and for a threshold outside [0, 1)."""
     for name, size in sizes.items():
-        least = _LEAST.get(name, 1)
-        most = _MOST[name]
+        least = _MIN_SIZES.get(name, 1)
+        most = _MAX_SIZES[name]
         if size is not None and size < least:
             raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
         if size is not None and size > most:

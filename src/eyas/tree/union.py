@@ -27,7 +27,7 @@ from eyas.tree.values import ValueTable
 
 _COPIED = frozenset((Source.LOOKUP, Source.DISPUTED))
 """The sources of nodes that no network guessed."""
-_LEAST_STEP = -1e-6
+_MAX_STEP = -1e-6
 """Upper bound on a step's logarithm, so that a child is worth less than its parent despite rounding."""
 
 
@@ -97,7 +97,7 @@ def _path_values(
     if exponents is not None and tree.sources is not None:
         powers = to_device(list(exponents), steps.device, steps.dtype).unsqueeze(1)
         steps = torch.where(_copied(tree.sources), steps * powers, steps)
-    steps = steps.double().clamp(max=_LEAST_STEP).masked_fill(~tree.valid, 0.0)
+    steps = steps.double().clamp(max=_MAX_STEP).masked_fill(~tree.valid, 0.0)
     return _along_paths(tree, steps)
 
 
@@ -181,7 +181,7 @@ class _Rows(NamedTuple):
                     begun.add((parent, source))
                 worth, copied = (sums[parent], sources[parent] != Source.NETWORK) if parent >= 0 else (0.0, True)
                 leaves = copied and source == Source.NETWORK
-                own = min(own, _LEAST_STEP) if usable else 0.0
+                own = min(own, _MAX_STEP) if usable else 0.0
                 sums.append(min(worth, worth + own + (shift if leaves else 0.0)))
             made.append(sums)
         return made

@@ -25,7 +25,7 @@ BINS = 28
 """K, the number of bins; the last one holds probabilities below exp(-7.3)."""
 _FINENESS = 10.0
 _TIE_BREAK = 1e-4
-_LEAST = 1e-9
+_MIN_VALUE = 1e-9
 """Replaces rates of 0, whose logarithm is not finite."""
 
 Array = npt.NDArray[np.float64]
@@ -50,7 +50,9 @@ class ValueTable:
 
     def __init__(self, values: Array) -> None:  # [G, 2, K]: first children, then all others
         # non-increasing over bins and from first to later children, so that the best child stays the best
-        self.values: Array = np.minimum.accumulate(np.minimum.accumulate(np.clip(values, _LEAST, 1.0), axis=1), axis=2)
+        self.values: Array = np.minimum.accumulate(
+            np.minimum.accumulate(np.clip(values, _MIN_VALUE, 1.0), axis=1), axis=2
+        )
         self.logs: Floats = np.log(self.values).astype(np.float32)
         """[G, 2, K] their logarithms."""
         self._on: dict[torch.device, Tensor] = {}

@@ -21,7 +21,7 @@ from eyas.tree import NodeLogits
 from eyas.types import PromptLogprobs, TokenLogprobs
 from eyas.verify.walk import Walk
 
-_MOST_LOGITS = 1 << 22
+_MAX_LOGITS = 1 << 22
 """Most logits of a prompt to compute together; for all positions they would take gigabytes."""
 
 
@@ -74,7 +74,7 @@ def prompt_logprobs(target: Target, final: Tensor, following: Tensor, alternativ
     exact (`head_is_exact`).
     """
     found: list[PromptLogprobs] = []
-    size = max(1, _MOST_LOGITS // target.vocab_size)
+    size = max(1, _MAX_LOGITS // target.vocab_size)
     for states, tokens in zip(torch.split(final, size), torch.split(following, size), strict=True):
         raw = target.head(states).to(torch.float32)  # [<= P, V]
         values, ids = _scores(raw, tokens, alternatives)

@@ -13,7 +13,7 @@ from eyas.drafters.weightless.suffix import SuffixIndex, SuffixLimits
 from eyas.errors import UsageError
 from eyas.tree.draft_tree import Proposal
 
-LEAST = 0.1234567  # no ratio of small numbers
+MIN_PROBABILITY = 0.1234567  # no ratio of small numbers
 Texts = Sequence[Sequence[int]]
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=25), min_size=1, max_size=3)
 
@@ -40,7 +40,7 @@ def continuations(within: Texts, suffix: Sequence[int], depth: int) -> dict[tupl
         counts = {path: len(occurrences(within, [*suffix, *path])) for path in paths}
         paths = [path for path in paths if counts[path]]
         worth = {path: counts[path] / total * match / (match + len(path)) for path in paths}
-        found |= {path: probability for path, probability in worth.items() if probability >= LEAST}
+        found |= {path: probability for path, probability in worth.items() if probability >= MIN_PROBABILITY}
     return found
 
 
@@ -51,7 +51,7 @@ def path_by_hand(within: Texts, suffix: Sequence[int], nodes: int) -> list[int]:
     while len(path) < nodes:
         found = {token: occurrences(within, [*suffix, *path, token]) for token in range(3)}
         token = max(found, key=lambda each: (len(found[each]), max(found[each], default=(-1, -1))))
-        if len(found[token]) / total * len(suffix) / (len(suffix) + len(path) + 1) < LEAST:
+        if len(found[token]) / total * len(suffix) / (len(suffix) + len(path) + 1) < MIN_PROBABILITY:
             break
         path.append(token)
     return path
@@ -87,14 +87,14 @@ settings = st.builds(
     SuffixLimits,
     st.sampled_from([0.5, 1.0, 2.0]),
     st.sampled_from([0.5, 1.0]),
-    st.just(LEAST),
+    st.just(MIN_PROBABILITY),
     st.integers(1, 5),
     st.just(64),
 )
 
 
 @example(
-    [[0, 0, 0, 2, 0, 0]], [], SuffixLimits(1.0, 0.5, LEAST, 2), 2
+    [[0, 0, 0, 2, 0, 0]], [], SuffixLimits(1.0, 0.5, MIN_PROBABILITY, 2), 2
 )  # a path's next token is less likely than another
 @given(texts, st.lists(st.integers(0, 2), max_size=8), settings, st.integers(1, 4))
 def test_trees_are_the_most_probable_paths(

@@ -157,9 +157,9 @@ def test_without_room_or_on_request_nothing_is_written(
     tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_of("Q4_1", tmp_path)
-    monkeypatch.setattr(panel_files, "MOST", 1000)
+    monkeypatch.setattr(panel_files, "MAX_BYTES", 1000)
     expected = weights_of(load_target(path, keep_panels=True, dtype="auto", device="cpu"))
-    monkeypatch.setattr(panel_files, "MOST", 1 << 30)
+    monkeypatch.setattr(panel_files, "MAX_BYTES", 1 << 30)
     monkeypatch.setenv("EYAS_KEEP", "0")
     load_target(path, keep_panels=True, dtype="auto", device="cpu")
     assert not list(panels.iterdir())

@@ -10,7 +10,7 @@ from eyas.bench.offline.runner import Task, run_group
 from eyas.engine import Engine
 from eyas.types import SamplingParams
 
-LEAST_GROUPS = 4
+MIN_GROUPS = 4
 """Fewer groups of prompts say nothing about others, so candidates are left out first."""
 
 
@@ -27,7 +27,7 @@ def smaller(most: Size) -> Iterator[Size]:
     """`most`, then ever smaller sizes down to a single run of a few groups with one candidate."""
     for repeats in range(most.repeats, 0, -1):
         yield Size(repeats, most.groups, most.candidates)
-    least = min(LEAST_GROUPS, most.groups)
+    least = min(MIN_GROUPS, most.groups)
     for groups in range(most.groups - 1, least - 1, -1):
         yield Size(1, groups, most.candidates)
     for candidates in range(most.candidates - 1, 0, -1):

@@ -262,12 +262,12 @@ class Checked:
 
     def _epochs(self, tokens: int) -> float:
         """How often training passes over chats of so many tokens."""
-        from eyas.train.drafter.settings import LEAST_BATCHES
+        from eyas.train.drafter.settings import MIN_BATCHES
 
         loop, batch = self.recipe.loop, self.recipe.batch_tokens
         if loop.steps is None:
             return loop.epochs or 0.0
-        return loop.steps * loop.accumulate / (LEAST_BATCHES if batch == "auto" else tokens / batch)
+        return loop.steps * loop.accumulate / (MIN_BATCHES if batch == "auto" else tokens / batch)
 
 
 def check(model: str, sources: list[str], options: StepOptions, folder: Path) -> Checked:

@@ -13,8 +13,8 @@ from eyas.config import StrictModel
 from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
-_LEAST_HELD_OUT = 0.02
-_MOST_HELD_OUT = 0.1
+_MIN_HELD_OUT = 0.02
+_MAX_HELD_OUT = 0.1
 _MEASURED = 32
 """Bounds of the default held-out share, and the number of held-out chats it aims at, which is what a run measures."""
 NEAR = 0.8
@@ -55,7 +55,7 @@ class PrepareConfig(StrictModel):
         """The held-out share for `chats` chats; larger for few, since choices based on a handful are left to chance."""
         if self.held_out_share is not None:
             return self.held_out_share
-        return min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, _MEASURED / chats))
+        return min(_MAX_HELD_OUT, max(_MIN_HELD_OUT, _MEASURED / chats))
 
     @property
     def near_threshold(self) -> float | None:

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.config import MOST_TAPS, WIDEST, MaskedConfig, WindowedConfig
+from eyas.drafters.config import MAX_TAPS, WIDEST, MaskedConfig, WindowedConfig
 from eyas.drafters.network import (
     Attend,
     Attention,
@@ -56,7 +56,7 @@ class BlockConfig(WindowedConfig, MaskedConfig):
 
     is_block = True
 
-    num_aux_hidden_states: int = Field(ge=1, le=MOST_TAPS)
+    num_aux_hidden_states: int = Field(ge=1, le=MAX_TAPS)
     block_size: int = Field(ge=2, le=256)
     sample_from_anchor: bool = False
     """Every slot, including the anchor's, predicts the token after it; else the slots after the anchor their own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.drafters.config import MOST_TAPS
+from eyas.drafters.config import MAX_TAPS
 from eyas.drafters.formats.fields import Fields
 from eyas.errors import ConfigError
 
@@ -113,10 +113,10 @@ def _ids(fields: Fields, value: Any, key: str) -> tuple[int, ...] | None:
         return None
     if (
         not isinstance(value, list | tuple)
-        or not 1 <= len(value) <= MOST_TAPS
+        or not 1 <= len(value) <= MAX_TAPS
         or not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k < 2**20 for k in value)
     ):
-        raise ConfigError(f"{fields.where}: {key} must be a list of up to {MOST_TAPS} layer numbers")
+        raise ConfigError(f"{fields.where}: {key} must be a list of up to {MAX_TAPS} layer numbers")
     return tuple(value)
 
 

@@ -30,7 +30,7 @@ from eyas.targets.native.library import Kernels, SuffixSearch, kernels
 from eyas.tree.draft_tree import Proposal
 from eyas.types import NOBODY, Owner
 
-_MOST_FANOUT = 64
+_MAX_FANOUT = 64
 """The most children of a node that are ever proposed; any more would each be less likely than one in 64."""
 ANSWER_TOKENS = 2**17
 """The most tokens of finished answers kept for an owner."""
@@ -122,7 +122,7 @@ class SuffixHistory(History):
 class SuffixDrafter(LookupDrafter):
     """Proposes what followed the best-matching suffix of a sequence, in itself or in finished answers."""
 
-    max_fanout = _MOST_FANOUT
+    max_fanout = _MAX_FANOUT
     pairs: TokenPairs[SuffixHistory]
 
     def __init__(self, device: torch.device, limits: SuffixLimits | None = None) -> None:
@@ -148,7 +148,7 @@ class SuffixDrafter(LookupDrafter):
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
         """The best of the drafts from all texts; `fanout` 1 makes it a chain."""
         history = self.pairs[slot]
-        fanout = min(fanout, _MOST_FANOUT)
+        fanout = min(fanout, _MAX_FANOUT)
         last = history.tokens[-self._limits.longest :]
         draft = history.index().draft(last, depth, fanout)
         others = [history.predicted(depth, fanout, draft.score)]

@@ -26,8 +26,8 @@ WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
 _ANALYZING = 0.005
 """The share of the time that analyzing drafts may take."""
-_LEAST_PER_ROW = 4
-_MOST_PER_ROW = 64
+_MIN_PER_ROW = 4
+_MAX_PER_ROW = 64
 _FOUND = 64
 """The most looked-up nodes in a round of one row; rounds of several rows may have a few more."""
 
@@ -119,11 +119,11 @@ class TreeArm(DraftArm):
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
-        most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
+        most = _MAX_PER_ROW if rows == 1 else max(_MIN_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = alone = None
         if looks_up and self._counts_freely:
             # a copied passage may be as long as its price allows
-            most = _MOST_PER_ROW
+            most = _MAX_PER_ROW
             nodes = nodes + _FOUND
         if self._counts_freely and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
@@ -138,7 +138,7 @@ class TreeArm(DraftArm):
                 depth=shape.depth + 1,
                 width=self._widths[shape.width],
                 budget=nodes,
-                per_row=min(_MOST_PER_ROW, most),
+                per_row=min(_MAX_PER_ROW, most),
                 threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
             ),
             prices=prices,
@@ -148,12 +148,12 @@ class TreeArm(DraftArm):
 
     def _found(self, rows: int) -> PlannedTree:
         """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
-        nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
+        nodes = min(_MAX_PER_ROW * rows, _FOUND + 4 * rows)
         return PlannedTree(
-            SharedTree(depth=_MOST_PER_ROW, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
+            SharedTree(depth=_MAX_PER_ROW, width=self._widths[-1], budget=nodes, per_row=_MAX_PER_ROW),
             prices=self._prospects.prices(self._prospects.plain_rate, nodes),
             alone=float(rows),
-            padding_prices=self._prospects.padding_prices(self._prospects.plain_rate, rows * _MOST_PER_ROW),
+            padding_prices=self._prospects.padding_prices(self._prospects.plain_rate, rows * _MAX_PER_ROW),
             found_only=True,
         )
 

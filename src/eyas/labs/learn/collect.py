@@ -38,7 +38,7 @@ _WAITING = 256 << 20
 """Maximum bytes of states that wait to be encoded."""
 _TOGETHER, _SECONDS = 16, 10.0
 """Maximum rows of a client in a shard, and the seconds between flushes of incomplete shards."""
-_LEAST = 8
+_MIN_ANSWER_TOKENS = 8
 """Minimum answer tokens of a row worth keeping."""
 
 log = logging.getLogger("eyas.serve.learn")
@@ -256,7 +256,7 @@ class Collector:
         tokens = tokens[: min(self._longest, answer + int(found[0]) + 1 if len(found) else len(tokens))]
         mask = np.arange(len(tokens)) >= answer
         row = TokenRow(tokens, mask)
-        if mask.sum() < _LEAST or not learnable(row):
+        if mask.sum() < _MIN_ANSWER_TOKENS or not learnable(row):
             return None
         taps = _joined(one.taps)
         finals = _joined(one.finals)

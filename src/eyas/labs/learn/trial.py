@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 ROWS = 32
 """Requests of the new generation after which a trial ends."""
-_LEAST = 8
+_MIN_REQUESTS = 8
 """Minimum requests of each generation before any verdict."""
 _SURE = 3.3
 """Standard errors that end a trial early: it is checked after every request, so more than for 0.99."""
@@ -101,7 +101,7 @@ class Canary:
             return
         self.arms[generation].add(tokens, rounds)
         old, new = self.arms[self.old], self.arms[self.new]
-        if min(old.requests, new.requests) < _LEAST:
+        if min(old.requests, new.requests) < _MIN_REQUESTS:
             return
         ahead = new.accept_length - old.accept_length
         noise = math.sqrt(old.variance + new.variance)

@@ -29,7 +29,7 @@ from eyas.errors import UsageError
 
 _NOBODY = 65534
 _NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
-_MOST_REPORTED = 65536
+_MAX_REPORTED = 65536
 """Bytes of the report that are read: a program may have written something else in its place."""
 
 
@@ -114,7 +114,7 @@ class Sandbox:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             report.seek(0)
-            return _outcome(report.read(_MOST_REPORTED), nonce, code)
+            return _outcome(report.read(_MAX_REPORTED), nonce, code)
 
     def _job(self, program: str, nonce: str) -> dict[str, Any]:
         return {

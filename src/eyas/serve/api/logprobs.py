@@ -12,7 +12,7 @@ from eyas.serve.api.generation import ScoredToken
 from eyas.text.detokenizer import Detokenizer, special_token_ids
 from eyas.types import PromptLogprobs
 
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 """OpenAI's value for impossible tokens: JSON has no infinity."""
 _AT_ONCE, _REST_SECONDS = 100, 0.01
 """Prompt tokens written in a row, which takes about 5 ms, and the pause after them."""
@@ -129,7 +129,7 @@ def _by_text(token_texts: TokenTexts, top: Sequence[tuple[int, float]]) -> dict[
 
 
 def _finite(value: float) -> float:
-    return max(value, _LEAST)
+    return max(value, _MIN_LOGPROB)
 
 
 def _raw_bytes(piece: str) -> bytes | None:

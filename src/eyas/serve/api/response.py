@@ -26,7 +26,7 @@ from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
 from eyas.text.detokenizer import Detokenizer
 from eyas.types import Chunk, DraftRound, Stats
 
-_LEAST_LOGPROB = -100.0
+_MIN_LOGPROB = -100.0
 """Written instead of smaller log-probabilities: JSON has no infinity."""
 
 
@@ -60,7 +60,7 @@ def draft_fields(draft: DraftRound, tokenizer: Any) -> Json:
     return {
         "tokens": list(draft.tokens),
         "parents": list(draft.parents),
-        "logprob": [max(round(value, 4), _LEAST_LOGPROB) for value in draft.logprob],
+        "logprob": [max(round(value, 4), _MIN_LOGPROB) for value in draft.logprob],
         "path": list(draft.path),
         "pieces": [_piece(tokenizer, *pair) for pair in zip(before, draft.tokens, strict=True)],
     }
@@ -74,7 +74,7 @@ def _piece(tokenizer: Any, before: int, token: int) -> str:
 
 
 Json = dict[str, Any]
-_MOST_SCORED = 64
+_MAX_SCORED = 64
 """Maximum positions whose log-probabilities are written on the event loop; more go to a worker thread."""
 
 
@@ -172,7 +172,7 @@ class ResponseWriter(ABC):
         positions = sum(map(len, scored))
         if request.sequences[0].params.prompt_logprobs is not None:
             positions += request.n * request.prompt_tokens
-        if positions > _MOST_SCORED:  # there may be a million log-probabilities
+        if positions > _MAX_SCORED:  # there may be a million log-probabilities
             fields = await self._in_worker(generated, characters=64 * positions)
         else:
             fields = generated()

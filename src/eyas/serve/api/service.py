@@ -19,7 +19,7 @@ from eyas.serve.schema.request import Ignored, Name, OnlyFalse, RequestModel, To
 from eyas.serve.schema.response import READING, WITH_BODY, ResponseModel, error_responses
 from eyas.text.template import required
 
-MOST_TO_TOKENIZE = 1 << 20
+MAX_TOKENIZE_LENGTH = 1 << 20
 """Maximum characters to tokenize, or tokens to detokenize, in one request: no context holds more."""
 
 
@@ -44,8 +44,8 @@ class TokenizeRequest(RequestModel):
     """What to tokenize: a text, or a chat up to where the answer begins."""
 
     model: Name | None = None
-    prompt: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = None
-    content: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = Field(
+    prompt: Annotated[str, Field(max_length=MAX_TOKENIZE_LENGTH)] | None = None
+    content: Annotated[str, Field(max_length=MAX_TOKENIZE_LENGTH)] | None = Field(
         default=None, description="llama-server's name for a prompt, without special tokens unless add_special"
     )
     add_special: bool = False
@@ -84,7 +84,7 @@ class DetokenizeRequest(RequestModel):
     """The token ids to turn into text."""
 
     model: Name | None = None
-    tokens: Annotated[TokenIds, Field(max_length=MOST_TO_TOKENIZE)]
+    tokens: Annotated[TokenIds, Field(max_length=MAX_TOKENIZE_LENGTH)]
 
 
 class DetokenizeResponse(ResponseModel):
@@ -164,8 +164,8 @@ async def tokenize(body: TokenizeRequest, context: Context, info: Info) -> Any:
 
     size = len(body.prompt or body.content or "") + sum(message.characters for message in body.messages or ())
     size += characters_in(tool_schemas(body.tools))
-    if size > MOST_TO_TOKENIZE:
-        message = f"the messages have {size} characters, but one request can tokenize at most {MOST_TO_TOKENIZE}"
+    if size > MAX_TOKENIZE_LENGTH:
+        message = f"the messages have {size} characters, but one request can tokenize at most {MAX_TOKENIZE_LENGTH}"
         raise ApiError(400, message, code="too_long", param="messages")
     ids, texts = await context.in_worker(encode, characters=size, info=info)
     return {"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": texts}

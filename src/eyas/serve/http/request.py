@@ -23,7 +23,7 @@ _LINGER_BYTES = 128 << 20
 _LINGER_SECONDS = 5.0
 """How much of an oversized body is read and dropped: a client cut off while sending never sees the error."""
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
-_MOST_VALUES = 1 << 15
+_MAX_VALUES = 1 << 15
 """Maximum values in a JSON body: megabytes of small invalid ones would take minutes to refuse."""
 
 
@@ -189,7 +189,7 @@ def _declared(scope: Scope) -> Scope:
 def _check_count(body: Any) -> None:
     """Raise ApiError 400 if there are too many values; prompts made only of token ids don't count."""
     given = [body.get(name) for name in ("prompt", "tokens")] if isinstance(body, dict) else []
-    prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MOST_VALUES])]
+    prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MAX_VALUES])]
     ids = {id(each) for each in prompts if isinstance(each, list) and set(map(type, each)) == {int}}
     count = 0
     left = [body]
@@ -198,8 +198,8 @@ def _check_count(body: Any) -> None:
         if not isinstance(inside, dict | list) or id(inside) in ids:
             continue
         count += len(inside)
-        if count > _MOST_VALUES:
-            message = f"the body has more than {_MOST_VALUES} values, token ids not counted: send less at a time"
+        if count > _MAX_VALUES:
+            message = f"the body has more than {_MAX_VALUES} values, token ids not counted: send less at a time"
             raise ApiError(400, message, code="too_many_values")
         left += inside.values() if isinstance(inside, dict) else inside
 

@@ -32,7 +32,7 @@ Level = Literal["debug", "info", "warning", "error"]
 _LOGGER = logging.getLogger("eyas.serve")
 _LONGEST_PATH = 200
 """Maximum characters logged of a path that isn't an endpoint: clients can make up any path."""
-_MOST_SEEN = 1024
+_MAX_SEEN = 1024
 """How many different warnings `RepeatFilter` remembers."""
 
 
@@ -69,7 +69,7 @@ class RepeatFilter(logging.Filter):
         if record.created - written < self._seconds:
             self._seen[key] = written, held + 1
             return False
-        if len(self._seen) >= _MOST_SEEN:
+        if len(self._seen) >= _MAX_SEEN:
             self._seen.clear()
         self._seen[key] = record.created, 0
         if held:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from eyas.serve.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
+from eyas.serve.schema.chat import MAX_MESSAGES, MAX_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
 from eyas.serve.schema.messages import (
     FunctionDefinition,
     NamedFunction,
@@ -23,7 +23,7 @@ from eyas.serve.schema.messages import (
     ToolName,
 )
 from eyas.serve.schema.request import (
-    MOST_STOPS,
+    MAX_STOPS,
     CacheMarks,
     EyasOptions,
     Finite,
@@ -265,9 +265,9 @@ class AnthropicConversation(IgnoredFields):
     """The part of a request that the model reads before its answer begins."""
 
     model: Name
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Annotated[str | list[AnthropicText], _CHECKED] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS), _OWN_TOOLS] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS), _OWN_TOOLS] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -319,7 +319,7 @@ class MessagesRequest(AnthropicConversation):
 
     max_tokens: TokenLimit
     """May exceed the rest of the context; an answer that fills it ends with `model_context_window_exceeded`."""
-    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None

@@ -20,10 +20,10 @@ from eyas.serve.schema.request import (
 )
 from eyas.serve.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
-MOST_PROMPTS = 128
-Prompts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+MAX_PROMPTS = 128
+Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 TokenPrompt = Annotated[TokenIds, Field(min_length=1)]
-TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MOST_PROMPTS)]
+TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 Suffix = Annotated[str, BeforeValidator(lambda given: "" if given is False else given)]
@@ -121,8 +121,8 @@ class CompletionChunk(StreamChunk):
     choices: list[CompletionChunkChoice]
 
 
-MOST_MESSAGES = 4096
-MOST_TOOLS = 128
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
 
 
 class JsonSchema(RequestModel):
@@ -164,7 +164,7 @@ class Prediction(RequestModel):
     """What the answer is expected to be in large part, such as the old text of a file to edit."""
 
     type: Literal["content"]
-    content: str | Annotated[list[PredictionPart], Field(max_length=MOST_MESSAGES)]
+    content: str | Annotated[list[PredictionPart], Field(max_length=MAX_MESSAGES)]
 
     @property
     def text(self) -> str:
@@ -179,7 +179,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 class ChatCompletionRequest(GenerationRequest):
     """A chat to answer, with OpenAI's fields and the supported fields of vLLM."""
 
-    messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -187,7 +187,7 @@ class ChatCompletionRequest(GenerationRequest):
     prediction: Prediction | None = Field(
         default=None, description="what the answer will repeat: drafts copy from it; it changes no token"
     )
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = Field(default=None, description="false: don't begin an answer")

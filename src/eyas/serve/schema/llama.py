@@ -13,7 +13,7 @@ from eyas.serve.schema.chat import ChatCompletionRequest, CompletionRequest, Tok
 from eyas.serve.schema.request import UNLIMITED, Ignored, Name, RequestModel, names_ignored
 from eyas.serve.schema.response import ResponseModel
 
-MOST_EXTRA_FILES = 256
+MAX_EXTRA_FILES = 256
 """Several times what editors send: llama.vim keeps 16 chunks."""
 _DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama-server's samplers where a request says nothing."""
@@ -84,7 +84,7 @@ class InfillRequest(LlamaRequest):
 
     input_prefix: str
     input_suffix: str
-    input_extra: Annotated[list[ExtraContext], Field(max_length=MOST_EXTRA_FILES)] = Field(default_factory=list)
+    input_extra: Annotated[list[ExtraContext], Field(max_length=MAX_EXTRA_FILES)] = Field(default_factory=list)
     prompt: str = Field(default="", description="how the missing text begins")
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from eyas.serve.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, CompletionRequest
+from eyas.serve.schema.chat import MAX_MESSAGES, MAX_TOOLS, ChatCompletionRequest, CompletionRequest
 from eyas.serve.schema.messages import RequestFunctionCall, RequestMessage, RequestToolCall, Tool
 from eyas.serve.schema.request import TEXT_ONLY, UNLIMITED, Finite, Ignored, Name, RequestModel
 from eyas.serve.schema.response import ResponseModel
@@ -187,8 +187,8 @@ class OllamaRequest(RequestModel):
 class OllamaChatRequest(OllamaRequest):
     """`POST /api/chat`: a chat to answer; without messages, nothing but whether the model is loaded."""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=MOST_MESSAGES)] = Field(default_factory=list)
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
     def as_chat(self, served: str) -> ChatCompletionRequest:
         """The same request for the chat API."""

@@ -87,9 +87,9 @@ NEUTRAL: dict[str, Any] = {
 UNLIMITED = -1
 """A length limit that is none, as in llama.cpp."""
 
-MOST_STOPS = 16
-MOST_BIASES = 1024
-MOST_BAD_WORDS = 256
+MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
 
 
 def _no_zero(limit: int) -> int:
@@ -118,7 +118,7 @@ def _no_empty_stops(value: Any) -> Any:
 
 
 Stop = Annotated[
-    StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)], BeforeValidator(_no_empty_stops)
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)], BeforeValidator(_no_empty_stops)
 ]
 BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
@@ -355,8 +355,8 @@ class SamplingFields(IgnoredFields):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MOST_BIASES)] | None = None
-    bad_words: Annotated[list[StopString], Field(max_length=MOST_BAD_WORDS)] | None = Field(
+    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MAX_BIASES)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
         default=None, description="texts that the answer must not contain, as their usual tokens"
     )
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from eyas.serve.schema.chat import (
-    MOST_MESSAGES,
-    MOST_TOOLS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
     ChatCompletionRequest,
     ChatTokenLogprob,
     JsonObjectFormat,
@@ -140,7 +140,7 @@ Item = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_check_kinds)]
 
 
 class FunctionTool(CacheMarks):
@@ -195,7 +195,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = Field(default=None, description="becomes the first system message")
     max_output_tokens: TokenLimit | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(

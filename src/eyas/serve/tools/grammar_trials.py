@@ -41,9 +41,9 @@ _START_SECONDS = 10.0
 """Processor time that a child may need to start and to read the vocabulary."""
 _CHILDREN = 2
 """How many grammars are compiled at the same time."""
-_MOST_WAITING = 16
+_MAX_WAITING = 16
 """How many new grammars of one client may wait to be compiled."""
-_MOST_REMEMBERED = 1024
+_MAX_REMEMBERED = 1024
 """How many grammars that passed are remembered and not tried again."""
 
 
@@ -72,8 +72,8 @@ class GrammarTrials:
             return
         key = client, spec
         if key not in self._waiting:
-            if sum(each == client for each, _ in self._waiting) >= _MOST_WAITING:
-                message = f"{_MOST_WAITING} of this client's grammars are being compiled already: send this one later"
+            if sum(each == client for each, _ in self._waiting) >= _MAX_WAITING:
+                message = f"{_MAX_WAITING} of this client's grammars are being compiled already: send this one later"
                 raise QueueFullError(message, self._seconds)
             self._waiting[key] = asyncio.ensure_future(self._compile_in_turn(tokenizer, spec, client))
             self._waiting[key].add_done_callback(lambda done: self._remove(key, done))
@@ -90,7 +90,7 @@ class GrammarTrials:
                 self._free.put(child)
             with self._lock:
                 self._passed[spec] = None
-                if len(self._passed) > _MOST_REMEMBERED:
+                if len(self._passed) > _MAX_REMEMBERED:
                     self._passed.popitem(last=False)
         compile_grammar(tokenizer, spec)
 

@@ -18,7 +18,7 @@ from eyas.targets.native.library import KINDS, PANEL, Activation
 
 _MOSTLY = 0.8
 """Share of tokens for which a router's form must choose the same experts: ties may choose others."""
-_MOST_GROUPS = 64
+_MAX_GROUPS = 64
 
 
 class NormForm(NamedTuple):
@@ -207,7 +207,7 @@ class RouterForm(NamedTuple):
         """The form without groups of experts, and the forms with the groups that the router names."""
         groups, used = (getattr(router, name, None) or 1 for name in ("num_group", "topk_group"))
         size = len(self.weight) // groups
-        if not 1 < groups <= _MOST_GROUPS or len(self.weight) % groups or used * size < self.chosen:
+        if not 1 < groups <= _MAX_GROUPS or len(self.weight) % groups or used * size < self.chosen:
             return [self]
         with_groups = [self._replace(groups=groups, groups_used=used, summed=n) for n in (1, 2) if n <= size]
         return [self, *with_groups]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import logits_agree
 from eyas.targets.native.forms import NormForm
-from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
+from eyas.targets.native.library import MAX_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.transformers_names import given
 
@@ -126,7 +126,7 @@ def latent_parts(
     found = kernels()
     lanes = PANEL if found is None else found.lanes
     whole = (keys, sizes.rank, sizes.value_size, sizes.query_rank)
-    if any(part % PANEL for part in whole) or sizes.rotated % lanes or sizes.rotated > MOST_ROTATED:
+    if any(part % PANEL for part in whole) or sizes.rotated % lanes or sizes.rotated > MAX_ROTATED:
         raise UnsupportedModelError(f"the sizes {whole}, {sizes.rotated} of latent attention don't fit the vectors")
     expand = linear(up, heads * (keys + sizes.value_size), sizes.rank)
     if up.bias is not None:

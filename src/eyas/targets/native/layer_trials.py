@@ -41,7 +41,7 @@ from eyas.targets.passes import Passes
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
-_NEAR, _MOST_NUMBERS = 8, 8
+_NEAR, _MAX_NUMBERS = 8, 8
 """Number of tokens at the first positions, and most numbers of a config that are used as positions."""
 _WINDOW = 3
 """Windows are cut to this, so that the few tokens reach beyond them."""
@@ -284,8 +284,8 @@ def probed_positions(config: Any, limit: int | None) -> Tensor:
     numbers = {number for number in _numbers(config.to_dict()) if number >= _NEAR}
     end = limit or 2 * max(numbers, default=_NEAR)
     named = sorted(number for number in numbers if number < end)
-    step = max(1.0, len(named) / _MOST_NUMBERS)
-    named = [named[-1 - int(i * step)] for i in range(min(len(named), _MOST_NUMBERS))]
+    step = max(1.0, len(named) / _MAX_NUMBERS)
+    named = [named[-1 - int(i * step)] for i in range(min(len(named), _MAX_NUMBERS))]
     found = {*range(_NEAR), *named, end // 2, end - 2, end - 1}
     return torch.tensor(sorted(at for at in found if 0 <= at < end))
 

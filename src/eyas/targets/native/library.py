@@ -225,11 +225,11 @@ class Kernels:
 
 PANEL = constant("PANEL")
 """Outputs per panel; sizes of states must be multiples of it."""
-MOST_TOGETHER = 12
+MAX_TOGETHER = 12
 """Most tokens that are multiplied together."""
-MOST_ROTATED = constant("MOST_ROTATED")
+MAX_ROTATED = constant("MAX_ROTATED")
 """Most features that RoPE rotates in latent attention."""
-MOST_TAPS = constant("MOST_TAPS")
+MAX_TAPS = constant("MAX_TAPS")
 """Largest kernel size of a convolution, in tokens."""
 
 

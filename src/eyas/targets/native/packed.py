@@ -28,7 +28,7 @@ from eyas.targets.native.library import PANEL, kernels
 GROUP = constant("GROUP")
 SUPER = constant("SUPER")
 """Inputs of a block, and blocks of a super-block."""
-LEAST_INPUT = 2.0**-60
+MIN_INPUT = 2.0**-60
 """Blocks of inputs that are all smaller than this count as 0."""
 
 
@@ -238,7 +238,7 @@ def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
     count = blocks.codes.shape[1]
     x = F.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)
     most = x.abs().amax(2)
-    most = torch.where(most >= LEAST_INPUT, most, torch.zeros_like(most))
+    most = torch.where(most >= MIN_INPUT, most, torch.zeros_like(most))
     factors = torch.where(most > 0, 127.0 / most, most)
     codes = (x * factors.unsqueeze(2)).round()  # [T, B, 32], ties to even
     scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]

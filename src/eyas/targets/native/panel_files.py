@@ -35,7 +35,7 @@ from eyas.targets.native.packed import WeightFormat
 
 _LOG = logging.getLogger("eyas")
 
-MOST = 16 << 30
+MAX_BYTES = 16 << 30
 """Most bytes of all files together."""
 _SILENCE = 3.0
 """Seconds between two lines about progress."""
@@ -101,7 +101,7 @@ class _WrittenPanels:
         self._file = file
         self._stack = stack
         self._entries: list[_StoredPanels] = []
-        self._room = min(MOST, shutil.disk_usage(path.parent).free // 2)
+        self._room = min(MAX_BYTES, shutil.disk_usage(path.parent).free // 2)
         self._failure: Exception | None = None
         self._said = time.monotonic()
         LOADING.info("packing the weights for this processor, kept in %s for later starts", path)
@@ -139,7 +139,7 @@ class _WrittenPanels:
                 self._stack.close()
                 LOADING.info("wrote %.0f MB of packed weights to %s (%s=0 keeps nothing)", size, self._path, DISABLE)
                 _forget_pages(self._path)
-                prune(self._path.parent, MOST, self._path)
+                prune(self._path.parent, MAX_BYTES, self._path)
                 return
         except OSError as error:
             _LOG.info("packed weights aren't cached: %s", error)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.native.library import MOST_TAPS, PANEL, Linear, Recurrent
+from eyas.targets.native.library import MAX_TAPS, PANEL, Linear, Recurrent
 
 _INPUTS = (
     ("in_proj_qkvz", "in_proj_ba"),
@@ -80,7 +80,7 @@ class RecurrentParts:
         size = self.mixed // max(self.heads, 1)
         normed = self.key_size if self.factors is not None else PANEL
         fits = (len(self.channels), size, normed, self.norm_size or size)
-        if any(part % PANEL for part in fits) or kernel > MOST_TAPS or self.heads % self.key_heads:
+        if any(part % PANEL for part in fits) or kernel > MAX_TAPS or self.heads % self.key_heads:
             raise UnsupportedModelError(f"the sizes {fits}, {kernel} of a recurrence don't fit the vectors")
         begins_at, width, where = self._arranged()
         weight = None if self.norm is None else self.norm.weight

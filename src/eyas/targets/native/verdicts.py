@@ -28,7 +28,7 @@ from eyas.targets.native.products import describe_products
 from eyas.targets.passes import Passes
 
 _LOG = logging.getLogger("eyas")
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 """Most bytes of all verdicts together."""
 _SETTINGS = ("ATEN_", "DNNL_", "ONEDNN_", "MKL_", "OMP_", "GOMP_", "KMP_", "EYAS_", "TORCH")
 """Prefixes of environment variables that may change how a library computes."""
@@ -94,7 +94,7 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
     """Write a verdict for later processes."""
     try:
         write_text(path, json.dumps({"verdict": asdict(verdict), "hash": _hash(verdict)}))
-        prune(path.parent, _MOST, path)
+        prune(path.parent, _MAX_BYTES, path)
     except OSError as error:
         _LOG.info("the result of the load trial isn't kept: %s", error)
 

@@ -34,7 +34,7 @@ LENGTH = 4096
 """The `auto` length that chats are cut to, in tokens, as in SpecForge's examples; SafeAILab/EAGLE uses half."""
 CHATS = 2
 """Chats of full length that fit into an `auto` micro-batch."""
-LEAST_BATCHES = 160
+MIN_BATCHES = 160
 """Minimum `auto` micro-batches per epoch, if the longest chat allows it. With little data, larger micro-batches would
 leave a few dozen steps, which teach next to nothing."""
 VOCABULARY_STEP = 1024
@@ -109,7 +109,7 @@ def _micro_batch(row: int, rows: Sequence[TokenRow] | None) -> int:
     lengths = [min(row, len(each.tokens)) for each in rows or () if learnable(each)]
     if not lengths:
         return CHATS * row
-    return min(CHATS * row, max(*lengths, sum(lengths) // LEAST_BATCHES))
+    return min(CHATS * row, max(*lengths, sum(lengths) // MIN_BATCHES))
 
 
 FILE = "settings.txt"
@@ -121,15 +121,15 @@ _ADAM_BYTES = 4 + 4 + 8
 _REAL_VOCABULARY = 32_000
 _REAL_CONTEXT = 4096
 _REAL_WIDTH = 1024
-_LEAST_COVERED = 0.99
-_LEAST_LENGTH = 1024
-_LEAST_EPOCHS = 0.5
-_LEAST_DEPTH = 0.6
-_LEAST_ANSWERS = 1_000_000
+_MIN_COVERED = 0.99
+_MIN_LENGTH = 1024
+_MIN_EPOCHS = 0.5
+_MIN_DEPTH = 0.6
+_MIN_ANSWERS = 1_000_000
 """With fewer answer tokens, a drafter is only a trial: published ones were trained on 10 to 100 million."""
-_MOST_LR = 5e-4
+_MAX_LR = 5e-4
 """Five times the highest rate that EAGLE, SpecForge and speculators publish for AdamW (5e-5 to 1e-4)."""
-_MOST_MATRIX_LR = 0.02
+_MAX_MATRIX_LR = 0.02
 """Keller Jordan's rate for Muon; speculators uses 0.001. tests/toy's 0.08 was tuned for matrices of 256 x 512."""
 
 
@@ -259,7 +259,7 @@ class Outlook:
         target = self.target
         network = self.network.config
         yield from self._about_data()
-        if target.vocab_size >= _REAL_VOCABULARY and self.vocabulary.covered < _LEAST_COVERED:
+        if target.vocab_size >= _REAL_VOCABULARY and self.vocabulary.covered < _MIN_COVERED:
             yield (
                 f"a draft vocabulary of {network.draft_vocab_size:,} tokens covers {self.vocabulary.covered:.2%} of "
                 "the answers; the others can't be drafted (set shape.draft_vocab_size to auto, or higher)"
@@ -269,7 +269,7 @@ class Outlook:
                 f"an MLP {network.intermediate_size:,} wide suits a small model: the target's is "
                 f"{mlp_width(target.config):,} wide (remove shape.intermediate_size)"
             )
-        if config.max_length < _LEAST_LENGTH and (target.max_length or _REAL_CONTEXT) >= _REAL_CONTEXT:
+        if config.max_length < _MIN_LENGTH and (target.max_length or _REAL_CONTEXT) >= _REAL_CONTEXT:
             yield (
                 f"chats are cut to {config.max_length:,} tokens, so the drafter doesn't learn from longer contexts "
                 "(set max_length to auto)"
@@ -286,24 +286,24 @@ class Outlook:
             yield f"{len(self.left_out):,} chats can't be used; the first of them: {self.left_out[0]}"
         if isinstance(network, FusedTapsConfig):
             highest = max(network.taps_of(target.num_layers))
-            if highest < _LEAST_DEPTH * target.num_layers:
+            if highest < _MIN_DEPTH * target.num_layers:
                 yield (
                     f"the highest tap is boundary {highest} of {target.num_layers}: these look like the taps of a "
                     "shallower model (remove shape.taps)"
                 )
         if target.hidden_size >= _REAL_WIDTH:
             given, optimizer = self.written.loop.optimizer, loop.optimizer
-            if given.lr != "auto" and optimizer.lr > _MOST_LR:
+            if given.lr != "auto" and optimizer.lr > _MAX_LR:
                 yield (
                     f"loop.optimizer.lr is {optimizer.lr:g}: drafters of targets this wide are trained with "
                     "5e-5 to 1e-4 (or set it to auto)"
                 )
-            if given.matrix_lr != "auto" and optimizer.kind == "muon" and optimizer.matrix_lr > _MOST_MATRIX_LR:
+            if given.matrix_lr != "auto" and optimizer.kind == "muon" and optimizer.matrix_lr > _MAX_MATRIX_LR:
                 yield (
                     f"loop.optimizer.matrix_lr is {optimizer.matrix_lr:g}: that suits matrices a few hundred "
-                    f"wide; for larger ones {_MOST_MATRIX_LR:g} or less is published (or set it to auto)"
+                    f"wide; for larger ones {_MAX_MATRIX_LR:g} or less is published (or set it to auto)"
                 )
-        if self.epochs < _LEAST_EPOCHS:
+        if self.epochs < _MIN_EPOCHS:
             yield (
                 f"{loop.steps:,} steps are {self.epochs:.2f} epochs, so many chats are never seen (give loop.epochs "
                 "instead of loop.steps)"
@@ -312,7 +312,7 @@ class Outlook:
     def _about_data(self) -> Iterator[str]:
         """Warn if there is too little data for a drafter worth serving, and say what to expect."""
         answers = sum(int(row.loss_mask.sum()) for row in self.batches.rows)
-        if answers >= _LEAST_ANSWERS or self.target.vocab_size < _REAL_VOCABULARY:
+        if answers >= _MIN_ANSWERS or self.target.vocab_size < _REAL_VOCABULARY:
             return
         yield (
             f"{answers:,} answer tokens are few: 60,000 gave a target of 135 million parameters an accept length of "

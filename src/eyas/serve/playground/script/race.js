@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { announce, byId, el, fitText, follow, plural } from "./dom.js";
 import { streamJson } from "./stream.js";
 
-const MOST = 256; // tokens of an answer, unless the settings have a limit: a race that ends tells more
+const MAX_TOKENS = 256; // tokens of an answer, unless the settings have a limit: a race that ends tells more
 const LANES = { plain: false, speculative: true };
 
 export class Race {
@@ -52,7 +52,7 @@ export class Race {
     this.working(new AbortController());
     const messages = [{ role: "user", content: prompt }];
     this.answers = {};
-    this.limit = this.settings.values.maxTokens ?? MOST;
+    this.limit = this.settings.values.maxTokens ?? MAX_TOKENS;
     this.cut = false; // whether an answer isn't whole
     this.replaying += 1;
     byId("race-replay").hidden = true;

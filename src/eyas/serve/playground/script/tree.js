@@ -4,7 +4,7 @@ import { percent, svg, visible } from "./dom.js";
 
 const ROW = 42;
 const PILL = 36;
-const LEAST_COLUMN = 76;
+const MIN_COLUMN = 76;
 const GAP = 18;
 const ROOT = 18;
 
@@ -52,7 +52,7 @@ export function words(node) {
 /** Draw into `box`; `describe(node)` is called for the node pointed at or reached by the keyboard. */
 export function drawTree(box, draft, own, describe) {
   const { nodes, rows, columns } = layout(draft, own);
-  const column = Math.max(LEAST_COLUMN, Math.min(132, (box.clientWidth - ROOT - 2) / columns));
+  const column = Math.max(MIN_COLUMN, Math.min(132, (box.clientWidth - ROOT - 2) / columns));
   const width = ROOT + columns * column + 1; // and half a stroke
   const drawing = svg("svg", { class: "tree", role: "tree", "aria-label": "Draft tree", width, height: rows * ROW, viewBox: `0 0 ${width} ${rows * ROW}` });
   const left = (node) => ROOT + node.column * column + GAP;

@@ -11,8 +11,8 @@ namespace eyas {
 constexpr int PANEL = 16;              // outputs of a panel
 constexpr int64_t GROUP = 32;          // inputs of a block of packed weights
 constexpr int64_t SUPER = 8;           // blocks of a super-block
-constexpr int64_t MOST_ROTATED = 512;  // the most features that RoPE rotates in latent attention
-constexpr int64_t MOST_TAPS = 8;       // the most inputs of a convolution
+constexpr int64_t MAX_ROTATED = 512;  // the most features that RoPE rotates in latent attention
+constexpr int64_t MAX_TAPS = 8;       // the most inputs of a convolution
 
 // Packed kinds hold 8-bit or 4-bit codes: signed ones, read by subtracting half of their range, or unsigned ones with a
 // minimum weight (LEAST). Super-blocks have a minimum weight (SUPER), or signed codes with a scale per 16 inputs (HALVES).

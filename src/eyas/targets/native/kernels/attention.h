@@ -174,12 +174,12 @@ __attribute__((always_inline)) inline void fetch(const Context<T>& context, int6
 }
 
 #if defined(__AVX512BF16__)
-constexpr int64_t PAIRED = 32, MOST_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a key or value
+constexpr int64_t PAIRED = 32, MAX_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a key or value
 
 // Whether products with keys or values of `size` numbers are computed two at a time.
 template <class T>
 inline bool is_paired(const Context<T>& context, int64_t size) {
-    return std::is_same_v<T, uint16_t> && context.bf16 && size % PAIRED == 0 && size <= PAIRED * MOST_PAIRED;
+    return std::is_same_v<T, uint16_t> && context.bf16 && size % PAIRED == 0 && size <= PAIRED * MAX_PAIRED;
 }
 
 // `score_together` for a bf16 model, whose queries and keys bf16 can hold: two products at a time. A SIZE known to the
@@ -189,7 +189,7 @@ void score_paired(const Context<uint16_t>& context, const Query* query, int64_t 
                   int64_t stride, bool fetches) {
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;
     const int64_t size = SIZE ? SIZE : context.size;
-    __m512bh states[N][SIZE ? SIZE / PAIRED : MOST_PAIRED];
+    __m512bh states[N][SIZE ? SIZE / PAIRED : MAX_PAIRED];
     for (int n = 0; n < N; n++)
         for (int64_t d = 0; d < size; d += PAIRED)
             states[n][d / PAIRED] = _mm512_cvtne2ps_pbh(load(query[n].state + d + LANES), load(query[n].state + d));
@@ -330,11 +330,11 @@ void mix_together(const Context<T>& context, const Query* query, int64_t first, 
                 store(query[n].out + d + p * LANES, last && context.bf16 ? rounded(done) : done);
             }
     };
-    constexpr int MOST_WIDE = sums_of(N) / N;
+    constexpr int MAX_WIDE = sums_of(N) / N;
     int64_t d = 0;
     auto all_of = [&](auto width) {
         constexpr int WIDE = decltype(width)::value;
-        if constexpr (WIDE <= MOST_WIDE)
+        if constexpr (WIDE <= MAX_WIDE)
             for (; d + WIDE * LANES <= context.value_size; d += WIDE * LANES) mix(width, d);
     };
     all_of(std::integral_constant<int, 8>());

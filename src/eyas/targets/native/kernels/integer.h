@@ -105,7 +105,7 @@ struct Step {
     int32_t less4, less8;  // the negated sum of all codes times the zero point of signed 4-bit and 8-bit weights
 };
 
-constexpr float LEAST_INPUT = 0x1p-60f;  // a block of smaller inputs has codes of 0
+constexpr float MIN_INPUT = 0x1p-60f;  // a block of smaller inputs has codes of 0
 
 // The factors from inputs to codes, and from codes to inputs: the latter is NaN if one of x [size] isn't finite.
 struct Scales {
@@ -118,7 +118,7 @@ struct Scales {
         __m128i four = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
         four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
         const float most = _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
-        if (!(most < LEAST_INPUT)) to_codes = 127.0f / most, from_codes = most * (1.0f / 127.0f) + (most - most);
+        if (!(most < MIN_INPUT)) to_codes = 127.0f / most, from_codes = most * (1.0f / 127.0f) + (most - most);
     }
 };
 
@@ -175,7 +175,7 @@ constexpr int together_in_integers(int tokens) {
 
 // Where tokens are in several groups, all but the first find a panel in the caches. Loads of inputs are then the bottleneck,
 // so a group of up to six tokens shares each load between two panels, whose sums fit into the registers.
-constexpr int MOST_SHARED = LANES == 16 ? 6 : 0, LEAST_SHARED = 9;
+constexpr int MAX_SHARED = LANES == 16 ? 6 : 0, MIN_SHARED = 9;
 
 // Scales and minimum weights of 16 outputs, vector `part`, in block b of a panel; `half`: of its first or second 16 inputs.
 template <int64_t KIND>

@@ -28,7 +28,7 @@ inline int64_t shares_of(const Decoder& d) { return d.rank ? (d.heads + HEADS - 
 inline void turn(const Decoder& d, float* x, const float* cosine, const float* sine) {
     const int64_t half = d.rotated / 2;
     if (d.pairs) {
-        float right[MOST_ROTATED / 2];
+        float right[MAX_ROTATED / 2];
         for (int64_t i = 0; i < half; i++) right[i] = x[2 * i + 1], x[i] = x[2 * i];
         std::memcpy(x + half, right, half * sizeof(float));
     }

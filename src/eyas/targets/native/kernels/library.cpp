@@ -20,15 +20,15 @@ using namespace eyas;
 template <class T>
 static int64_t draw(const T* logits, int64_t size, float divisor, float scale, int64_t seed, int64_t position, int64_t threads) {
     constexpr int64_t FEW = 32;
-    constexpr double MOST_NOISE = 100.0;  // more than any token has; logits may be minus infinity
-    constexpr float LEAST = -std::numeric_limits<float>::infinity();
+    constexpr double MAX_NOISE = 100.0;  // more than any token has; logits may be minus infinity
+    constexpr float LOWEST = -std::numeric_limits<float>::infinity();
     const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE, likely = best(logits, size);
     const uint64_t key = key_of(seed, position);
     float noise;
     gumbel(seed, position, likely, 1, &noise);
     const double reached = wide(logits[likely]) / divisor + noise * scale;  // by the token with the best logit
     const bool skips = scale > 0 && std::isfinite(reached);
-    std::vector<float> tops(pieces, LEAST);
+    std::vector<float> tops(pieces, LOWEST);
     std::vector<int64_t> found(pieces, 0);
     Region(threads).share(pieces, 1, [&](int64_t piece, int64_t) {
         const int64_t stop = std::min((piece + 1) * NOISE_PIECE, size);
@@ -36,7 +36,7 @@ static int64_t draw(const T* logits, int64_t size, float divisor, float scale, i
             count = std::min(FEW, stop - first);
             const double top = greatest(logits + first, count) / divisor, rounding = 1e-6 * (std::abs(reached) + std::abs(top));
             const double missing = (reached - top - rounding) / scale;  // sums are rounded to float32
-            if (skips && !may_reach(key, first, count, std::min(MOST_NOISE, missing))) continue;
+            if (skips && !may_reach(key, first, count, std::min(MAX_NOISE, missing))) continue;
             float scores[FEW];
             gumbel(seed, position, first, count, scores);
             for (int64_t i = 0; i < count; i++) scores[i] = wide(logits[first + i]) / divisor + scores[i] * scale;

@@ -18,7 +18,7 @@
 
 namespace eyas {
 
-constexpr int MOST = LANES == 16 ? 12 : 6;  // tokens whose sums fit into the registers
+constexpr int MAX_TILE_TOKENS = LANES == 16 ? 12 : 6;  // tokens whose sums fit into the registers
 constexpr int together(int tokens) {        // panels that are processed together
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 9 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
@@ -79,7 +79,7 @@ using Tile = void (*)(const Tokens&, const char*, int64_t, Fetch, vec*);
 
 // The register tile of `tokens` tokens and `panels` panels: `together(tokens)`, one, or two where that is three. Tiles are
 // compiled once, whatever is done with their sums.
-template <int64_t KIND, bool PAIRED, int T = MOST>
+template <int64_t KIND, bool PAIRED, int T = MAX_TILE_TOKENS>
 Tile tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
         if (tokens < T) return tile_of<KIND, PAIRED, T - 1>(tokens, panels);
@@ -91,20 +91,20 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // floats.cpp
 
 // The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
-template <int64_t KIND, int T = MOST>
+template <int64_t KIND, int T = MAX_TILE_TOKENS>
 Tile integer_tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
         if (tokens < T) return integer_tile_of<KIND, T - 1>(tokens, panels);
-    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, T <= MOST_SHARED ? 2 : together_in_integers(T)>;
+    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, T <= MAX_SHARED ? 2 : together_in_integers(T)>;
 }
 
 Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
 
 inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
 
-// Whether this many tokens go through two panels of a packed weight at a time, in groups of up to `MOST_SHARED`.
+// Whether this many tokens go through two panels of a packed weight at a time, in groups of up to `MAX_SHARED`.
 inline bool is_shared(const Linear& linear, int64_t tokens) {
-    return is_coded(linear) && MOST_SHARED && tokens >= LEAST_SHARED;
+    return is_coded(linear) && MAX_SHARED && tokens >= MIN_SHARED;
 }
 
 // The number of panels that a group of `tokens` tokens, of `total` in all, is multiplied by together.
@@ -116,7 +116,7 @@ inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens,
 }
 
 // The number of groups, of nearly equal size, that tokens are processed in.
-inline int64_t groups_of(int64_t tokens, int64_t most = MOST) { return (tokens + most - 1) / most; }
+inline int64_t groups_of(int64_t tokens, int64_t most = MAX_TILE_TOKENS) { return (tokens + most - 1) / most; }
 
 inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.ways >= TILES; }
 
@@ -214,7 +214,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     }
     const bool tiled = tokens.pairs && is_tiled(linear);
     const int64_t row = row_bytes(linear), bytes = panel_bytes(linear), total = tokens.count;
-    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MOST_SHARED : MOST);
+    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MAX_SHARED : MAX_TILE_TOKENS);
     const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // for the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[TILE_TOKENS * TILE_PANELS];

@@ -205,7 +205,7 @@ class Recurrence {
     void convolve(const Recurrent& layer, int64_t t, int64_t cell, const TreeOf& tree_of, int64_t first, int64_t stop) {
         const int64_t r = cell / columns_, taps = layer.kernel;
         const Tree tree = tree_of(r);
-        const float* inputs[MOST_TAPS];
+        const float* inputs[MAX_TAPS];
         int64_t column = cell % columns_, earlier = taps - 1;
         for (int64_t k = taps - 1; k >= 0; k--)
             if (column >= 0)

@@ -28,7 +28,7 @@
 
 namespace eyas {
 
-constexpr int64_t MOST_THREADS = 256;
+constexpr int64_t MAX_THREADS = 256;
 constexpr int64_t PIECE = 4;  // panels of experts that a thread takes at a time
 
 using Clock = std::chrono::steady_clock;
@@ -242,7 +242,7 @@ class Helpers {
     }
 
     bool start() {
-        if (started_ + 1 >= MOST_THREADS) return false;
+        if (started_ + 1 >= MAX_THREADS) return false;
         sigset_t every, before;
         sigfillset(&every);  // signals are for the program's own threads
         pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -267,7 +267,7 @@ class Helpers {
     std::atomic<int> cpu_{-1};  // the calling thread's core
     Stage stage_{};
     std::atomic<int64_t> parts_count_{1};
-    Part parts_[MOST_THREADS];
+    Part parts_[MAX_THREADS];
     alignas(64) std::atomic<int32_t> stages_{0};   // how many there have been
     alignas(64) std::atomic<int32_t> finished_{0};  // pieces of this stage that helpers have done
     alignas(64) std::atomic<int32_t> asleep_{0}, waiting_{0};  // whether a helper, or the calling thread, may be asleep
@@ -308,7 +308,7 @@ class Own {
     }
 
   private:
-    std::unique_ptr<Thing> things_[MOST_THREADS];  // a late helper of a larger pass may still join
+    std::unique_ptr<Thing> things_[MAX_THREADS];  // a late helper of a larger pass may still join
 };
 
 }  // namespace eyas

@@ -131,14 +131,14 @@ inline __m256 sums(const vec* a) {
 
 // e to the power of anything less counts as 0. It vanishes next to the 1 that it is added to wherever it is used, and
 // products of smaller powers would be subnormal numbers, with which some processors compute a hundred times as slowly.
-constexpr float LEAST_POWER = -60.0f;
+constexpr float MIN_POWER = -60.0f;
 
 // e to the power of x, clamped to [-60, 88], as 2^n (1 + rest). Cody and Waite's reduction, Cephes' polynomial.
 struct Power {
     vec n, rest;
 
     explicit Power(vec power) {
-        vec x = larger(smaller(power, all(88.0f)), all(LEAST_POWER));
+        vec x = larger(smaller(power, all(88.0f)), all(MIN_POWER));
         n = nearest(mul(x, all(1.44269504088896341f)));
         vec r = fma(n, all(-0.693359375f), x);
         r = fma(n, all(2.12194440e-4f), r);
@@ -155,7 +155,7 @@ struct Power {
 // e to the power of x, within 2 units in the last place; 0 below -60.
 inline vec exponential(vec x) {
     const Power e(x);
-    return zero_below(times_power_of_two(add(e.rest, all(1.0f)), e.n), x, LEAST_POWER);
+    return zero_below(times_power_of_two(add(e.rest, all(1.0f)), e.n), x, MIN_POWER);
 }
 
 // The hyperbolic tangent, (e^2x - 1) / (e^2x + 1), within a few units in its own last place: a soft cap multiplies it.
