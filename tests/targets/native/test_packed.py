@@ -55,7 +55,7 @@ def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
     found = torch.empty(len(x), len(blocks.codes))
     factors, least = blocks.factors()
     inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
-    if blocks.kind is WeightFormat.HALVES8:
+    if blocks.kind.has_halves:
         inner = blocks.scales.long()
         factors = blocks.shared.float().repeat_interleave(8, 1)
     for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
@@ -98,9 +98,7 @@ def test_the_largest_codes_do_not_overflow(kind: WeightFormat) -> None:
     drawn = random_blocks(kind, 16, 64)
     codes = torch.full_like(drawn.codes, (1 << kind.bits) - 1)
     codes[8:] = 0
-    scales = torch.full_like(
-        drawn.scales, 1 if kind < WeightFormat.SUPER8 else -128 if kind is WeightFormat.HALVES8 else 63
-    )
+    scales = torch.full_like(drawn.scales, 1 if kind < WeightFormat.SUPER5 else -128 if kind.has_halves else 63)
     blocks = replace(drawn, codes=codes, scales=scales)
     x = torch.full((2, 2 * GROUP), 127.0)
     x[1] = -127.0

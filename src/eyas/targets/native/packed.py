@@ -40,19 +40,30 @@ class WeightFormat(IntEnum):
     SIGNED4 = 4
     LEAST4 = 5
     ZERO4 = 6
-    SUPER8 = 7
+    SUPER5 = 7
     SUPER4 = 8
     HALVES8 = 9
+    HALVES6 = 10
 
     @property
     def bits(self) -> int:
+        """Bits of a code, which is stored in 4 bits or in a byte."""
+        return int(self.name[-1])
+
+    @property
+    def stored_bits(self) -> int:
         """Bits per stored code: 4 or 8."""
-        return 4 if self.name.endswith("4") else 8
+        return 4 if self.bits == 4 else 8
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether a block has two scales, each for 16 inputs."""
+        return self in (WeightFormat.HALVES8, WeightFormat.HALVES6)
 
     @property
     def has_least(self) -> bool:
         """Whether code 0 stands for a least weight."""
-        return self not in (WeightFormat.SIGNED8, WeightFormat.SIGNED4, WeightFormat.HALVES8)
+        return not self.has_halves and self not in (WeightFormat.SIGNED8, WeightFormat.SIGNED4)
 
     @property
     def zero(self) -> int:
@@ -64,17 +75,17 @@ class WeightFormat(IntEnum):
         """Dtypes of a block's numbers: its one or two scales, and its least weight or the code of 0."""
         if self is WeightFormat.ZERO4:
             return (torch.float16, torch.uint8)
-        own = torch.int8 if self is WeightFormat.HALVES8 else torch.uint8
-        return (own, own) if self >= WeightFormat.SUPER8 else (torch.float16,) * (1 + self.has_least)
+        own = torch.int8 if self.has_halves else torch.uint8
+        return (own, own) if self >= WeightFormat.SUPER5 else (torch.float16,) * (1 + self.has_least)
 
     @property
     def factors(self) -> int:
         """The number of float16 factors that the blocks of a super-block share; 0 = there are no super-blocks."""
-        return 0 if self < WeightFormat.SUPER8 else 1 + self.has_least
+        return 0 if self < WeightFormat.SUPER5 else 1 + self.has_least
 
     def panel_bytes(self, blocks: int) -> int:
         """Bytes of a panel whose rows have `blocks` blocks."""
-        block = PANEL * sum(dtype.itemsize for dtype in self.numbers) + GROUP * PANEL * self.bits // 8
+        block = PANEL * sum(dtype.itemsize for dtype in self.numbers) + GROUP * PANEL * self.stored_bits // 8
         return -(-blocks // SUPER) * 2 * PANEL * self.factors + blocks * block
 
 
@@ -155,13 +166,13 @@ class WeightBlocks:
             panels = panels[:, supers * size :]
         sizes = [PANEL * dtype.itemsize for dtype in kind.numbers]
         whole = _parted(panels, 1, blocks, -1)
-        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.bits // 8], dim=2)
+        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.stored_bits // 8], dim=2)
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
         scales, *others = (numbers(raw, dtype) for raw, dtype in zip(headers, kind.numbers, strict=True))
         least = others[0][..., 0] if kind.has_least else None
-        scales = torch.cat((scales, *others), dim=2) if kind is WeightFormat.HALVES8 else scales[..., 0]
+        scales = torch.cat((scales, *others), dim=2) if kind.has_halves else scales[..., 0]
         return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
 
 
@@ -216,9 +227,9 @@ def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> W
     draw = torch.Generator().manual_seed(seed)
     count = -(-inputs // GROUP)
     codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
-    if kind >= WeightFormat.SUPER8:
+    if kind >= WeightFormat.SUPER5:
         shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_least, generator=draw).half() / 32
-        if kind is WeightFormat.HALVES8:
+        if kind.has_halves:
             scales = torch.randint(-128, 128, (out, count, 2), dtype=torch.int8, generator=draw)
             return WeightBlocks(kind, codes, scales, None, shared)
         scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
@@ -244,7 +255,7 @@ def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
     scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]
     totals = codes.sum(2)
     weights, (factors, least) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
-    if blocks.kind is WeightFormat.HALVES8:
+    if blocks.kind.has_halves:
         weights = weights * blocks.scales.repeat_interleave(GROUP // 2, 2)
         assert blocks.shared is not None
         factors = blocks.shared.float().repeat_interleave(SUPER, 1)[:, :count]
@@ -266,8 +277,8 @@ def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
 
 GGML: dict[str, WeightFormat] = {
     "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.LEAST4, "Q5_0": WeightFormat.SIGNED8,
-    "Q5_1": WeightFormat.LEAST8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES8,
-    "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER8, "Q6_K": WeightFormat.HALVES8,
+    "Q5_1": WeightFormat.LEAST8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES6,
+    "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER5, "Q6_K": WeightFormat.HALVES6,
     "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8, "MXFP4": WeightFormat.SIGNED8,
 }  # fmt: skip
 """GGML type that stays packed -> the format that holds its numbers; `kernels/blocks.h` reads its blocks."""

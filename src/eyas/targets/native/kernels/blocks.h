@@ -109,13 +109,13 @@ struct MXFP4 {
 
 // In super-blocks of 256 inputs, 32 or 64 bytes hold codes of inputs that are 32 apart: bits 0 and 1 those of the first 32.
 struct Q3_K {
-    static constexpr int64_t TYPE = 11, BYTES = 110, KIND = HALVES8;
+    static constexpr int64_t TYPE = 11, BYTES = 110, KIND = HALVES6;
     static void read(const uint8_t* at, Unit& unit) {
         const uint8_t *third = at, *low = at + 32, *scales = at + 96;
         for (int block = 0; block < SUPER; block++) {
             for (int i = 0; i < GROUP; i++) {
                 const int two = low[block / 4 * 32 + i] >> 2 * (block % 4) & 3, four = third[i] >> block & 1;
-                unit.codes[block][i] = static_cast<uint8_t>(two + 4 * four + 128 - 4);
+                unit.codes[block][i] = static_cast<uint8_t>(two + 4 * four + 32 - 4);
             }
             for (int half = 0; half < 2; half++) {
                 const int n = 2 * block + half, four = scales[n % 8] >> n / 8 * 4 & 15, two = scales[8 + n % 4] >> n / 4 * 2 & 3;
@@ -134,7 +134,7 @@ struct Q4_K {
     }
 };
 struct Q5_K {
-    static constexpr int64_t TYPE = 13, BYTES = 176, KIND = SUPER8;
+    static constexpr int64_t TYPE = 13, BYTES = 176, KIND = SUPER5;
     static void read(const uint8_t* at, Unit& unit) {
         read_factors(at, unit.shared), read_six_bits(at + 4, unit.numbers);
         for (int block = 0; block < SUPER; block++)
@@ -145,14 +145,14 @@ struct Q5_K {
     }
 };
 struct Q6_K {
-    static constexpr int64_t TYPE = 14, BYTES = 210, KIND = HALVES8;
+    static constexpr int64_t TYPE = 14, BYTES = 210, KIND = HALVES6;
     static void read(const uint8_t* at, Unit& unit) {
         for (int block = 0; block < SUPER; block++) {
             const uint8_t *low = at + block / 4 * 64 + block % 2 * 32, *high = at + 128 + block / 4 * 32;
             const int shift = block % 4 / 2 * 4, above = 2 * (block % 4);
             for (int i = 0; i < GROUP; i++) {
                 const int four = low[i] >> shift & 15, two = high[i] >> above & 3;
-                unit.codes[block][i] = static_cast<uint8_t>((four | two << 4) + 128 - 32);
+                unit.codes[block][i] = static_cast<uint8_t>(four | two << 4);
             }
             std::memcpy(unit.numbers[block], at + 192 + 2 * block, 2);
         }

@@ -82,6 +82,16 @@ constexpr bool VNNI = false;
 // Without VNNI, a block's products of 4-bit codes are summed in 16-bit lanes, which can hold the sum: 15 * 127 * 16.
 constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
 
+// Codes of 5 or 6 bits lie in bytes. Without VNNI, four products of theirs fit into a 16-bit lane: 63 * 127 * 4.
+constexpr bool eights_in_shorts(int64_t kind) { return !VNNI && code_bits(kind) == 8 && value_bits(kind) <= 6; }
+
+// Four input codes, in every 32-bit lane.
+inline ivec four_of(const int8_t* codes) {
+    int32_t four;
+    std::memcpy(&four, codes, 4);
+    return all(four);
+}
+
 // Add to each sum the products of four unsigned weight codes and four input codes. Without VNNI, two products of 8-bit codes
 // are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2, so the high bits of weight codes are multiplied apart.
 template <int BITS>
@@ -201,7 +211,7 @@ template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
-    constexpr bool TWO = KIND == HALVES8;  // whether a block has two scales
+    constexpr bool TWO = has_halves(KIND);  // whether a block has two scales
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
@@ -229,15 +239,33 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         };
         auto add_four = [&](int64_t i, const ivec (&w)[P][PARTS]) {  // inputs from i on
             for (int t = 0; t < T; t++) {
-                int32_t four;
-                std::memcpy(&four, inputs + t * blocks * GROUP + i, 4);
-                const ivec x = all(four);
+                const ivec x = four_of(inputs + t * blocks * GROUP + i);
                 for (int p = 0; p < P; p++)
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<BITS>(total[t][p][part], w[p][part], x);
             }
         };
         auto add_codes = [&](int64_t first, int64_t stop) {  // the codes stored at these inputs
-            for (int64_t i = first; i < stop; i += 4) {
+            int64_t i = first;
+            if constexpr (eights_in_shorts(KIND))
+                for (; i < stop; i += 8) {
+                    ivec first_four[P][PARTS], second_four[P][PARTS];
+                    for (int p = 0; p < P; p++)
+                        for (int part = 0; part < PARTS; part++) {
+                            const char* codes = block[p] + header_bytes(KIND) + i * PANEL + part * PART;
+                            first_four[p][part] = load_bits(codes);
+                            second_four[p][part] = load_bits(codes + 4 * PANEL);
+                        }
+                    for (int t = 0; t < T; t++) {
+                        const int8_t* own = inputs + t * blocks * GROUP + i;
+                        const ivec x = four_of(own), y = four_of(own + 4);
+                        for (int p = 0; p < P; p++)
+                            for (int part = 0; part < PARTS; part++) {
+                                const ivec both = add_shorts(products(first_four[p][part], x), products(second_four[p][part], y));
+                                total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
+                            }
+                    }
+                }
+            for (; i < stop; i += 4) {
                 ivec codes[P][PARTS], high[P][PARTS];
                 for (int p = 0; p < P; p++)
                     for (int part = 0; part < PARTS; part++) {
@@ -349,9 +377,10 @@ auto with_kind(int64_t kind, const Work& work) {
         case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
         case LEAST4: return work(std::integral_constant<int64_t, LEAST4>());
         case ZERO4: return work(std::integral_constant<int64_t, ZERO4>());
-        case SUPER8: return work(std::integral_constant<int64_t, SUPER8>());
+        case SUPER5: return work(std::integral_constant<int64_t, SUPER5>());
         case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());
-        default: return work(std::integral_constant<int64_t, HALVES8>());
+        case HALVES8: return work(std::integral_constant<int64_t, HALVES8>());
+        default: return work(std::integral_constant<int64_t, HALVES6>());
     }
 }
 

@@ -26,12 +26,14 @@ namespace eyas {
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 
 constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
-constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : 8; }
-constexpr bool is_super(int64_t kind) { return kind >= SUPER8; }
+constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : 8; }  // as stored
+constexpr int value_bits(int64_t kind) { return kind == SUPER5 ? 5 : kind == HALVES6 ? 6 : code_bits(kind); }
+constexpr bool is_super(int64_t kind) { return kind >= SUPER5; }
+constexpr bool has_halves(int64_t kind) { return kind == HALVES8 || kind == HALVES6; }
 constexpr bool has_least(int64_t kind) {
-    return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER8 || kind == SUPER4;
+    return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER5 || kind == SUPER4;
 }
-constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
+constexpr int zero_bits(int64_t kind) { return value_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
 constexpr int64_t header_bytes(int64_t kind) {
     return kind == ZERO4 ? 3 * PANEL : (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
 }
