@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,22 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with long tests first, so that no process is left with one when the others are done."""
+    """Run files with long tests first, so that no process is left with one when the others are done.
+
+    A test with `@pytest.mark.every(n)` runs for every n-th of its cases; the others are slow.
+    """
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+    cases = Counter[str]()
+    for item in items:
+        every = item.get_closest_marker("every")
+        if every is None or item.get_closest_marker("slow") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if cases[test] % every.args[0]:
+            item.add_marker(pytest.mark.slow)
+        cases[test] += 1
 
 
 @pytest.fixture(autouse=True, scope="session")

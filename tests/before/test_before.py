@@ -111,6 +111,7 @@ def test_a_run_goes_on_where_it_stopped() -> None:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["plain", "eagle1", "eagle3", "eagle3.1", "mla", "mlp"])
 def test_every_kind_of_drafter_drafts_what_it_drafted(kind: str) -> None:
     drafter = ("--draft-model", f"drafters/{kind}", "--tree", TREE, "--draft-quantize", "off")

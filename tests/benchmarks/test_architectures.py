@@ -50,6 +50,7 @@ def test_accepted_drafts_disagree_at_times() -> None:
     assert all(1.3 < accepted < 4.5 for accepted in found)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "result"), [("llama", EQUAL), ("xlstm", REFUSED), ("opt", EQUAL)])
 def test_a_type_is_tried(kind: str, result: str, tmp_path: Path) -> None:
     row = tried(kind, tmp_path)

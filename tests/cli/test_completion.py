@@ -34,6 +34,7 @@ def bash(text: str, environment: dict[str, str]) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -24,6 +24,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: Path, tmp_path: Path) -> None:
     prompt = ("--prompt", "abc", "--raw", "--max-new-tokens", 8, "--dtype", "float32")
     texts = [run("generate", gguf_file, *prompt, *more).stdout for more in ((), ("--draft-model", drafter))]

@@ -39,6 +39,7 @@ def test_loading_takes_over_what_the_model_would_have_run(tmp_path: Path) -> Non
     assert Target(tiny.build_model("llama"), ragged=False).model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_every_architecture_computes_the_same_with_it(name: str, tmp_path: Path) -> None:
     model = tiny.build_model(name)

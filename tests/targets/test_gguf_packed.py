@@ -53,6 +53,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return written
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", GGML)
 def test_weights_are_those_of_the_file(kind: str, file_of: Callable[[str], Path]) -> None:
     target = load_target(file_of(kind), dtype="auto", device="cpu")
@@ -108,6 +109,7 @@ def test_mxfp4_is_packed_where_float16_has_its_scales() -> None:
     assert not fit_float16("MXFP4", mxfp4([120, 144], 1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", GGML)
 def test_speculation_gives_the_tokens_of_plain_decoding(kind: str, file_of: Callable[[str], Path]) -> None:
     """Alone and in batches, with chains and trees, greedily and seeded."""

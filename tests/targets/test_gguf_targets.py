@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.UNWRITTEN]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_that_transformers_reads(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"

@@ -70,6 +70,7 @@ OFTEN = ("dspark", "xpress", "peagle", "eagle3", "mla", "medusa")
 """Kinds of drafters whose passes differ."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "of", tiny.sample([(name, (0.0, 0.9)[at // 3 % 2]) for at, name in enumerate(tiny.ARCHITECTURES)]), ids=str
 )
@@ -91,6 +92,7 @@ def test_answers_are_the_same_on_every_architecture(of: tuple[str, float]) -> No
     assert counted.replays > before + 20
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in tiny.KINDS]
 )

@@ -98,6 +98,7 @@ def calls() -> Iterator[tuple[Path, ast.Call]]:
                     yield file, node
 
 
+@pytest.mark.slow
 def test_every_call_that_loads_says_that_code_is_not_trusted() -> None:
     found = list(calls())
     assert len(found) > 8

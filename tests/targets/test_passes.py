@@ -44,6 +44,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return tiny.target(request.param)
 
 
+@pytest.mark.every(3)
 def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
     """Logits and every tap at each node = a plain pass over prompt + path; then again after a ragged commit."""
     cache, prompts = fill(target)

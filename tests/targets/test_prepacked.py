@@ -56,6 +56,7 @@ def test_an_input_gets_its_gradient() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_a_loaded_target_of_any_architecture_says_the_same(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ def write(folder: Path, name: str) -> Any:
     return quantized.write_mxfp4(folder) if name == "mxfp4" else quantized.write(folder, name)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", DEQUANTIZED)
 def test_what_no_kernel_here_multiplies_by_is_dequantized(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -40,6 +40,7 @@ def packed_in(model: torch.nn.Module) -> dict[str, PackedLinear]:
     return {name: part for name, part in model.named_modules() if isinstance(part, PackedLinear)}
 
 
+@pytest.mark.every(2)
 @needs_kernels
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in PACKED]

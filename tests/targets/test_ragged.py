@@ -84,6 +84,7 @@ def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
             torch.testing.assert_close(verified.taps[at, 0], plain.hidden_states[2][0, -1], **CLOSE)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 @pytest.mark.parametrize("compact", [False, True])
 def test_a_ragged_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:

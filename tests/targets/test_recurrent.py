@@ -74,6 +74,7 @@ def native_of(name: str, kind: str = "float32") -> Target:
     return target
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ragged", [True, False])
 def test_every_node_sees_its_own_path_and_what_is_committed_is_gone_on_from(name: str, ragged: bool) -> None:
@@ -431,6 +432,7 @@ def with_real_sizes() -> Target:
         return Target(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parents",
     [pytest.param([-1] * 32, marks=pytest.mark.slow), [-1] * 8 + list(range(24))],
@@ -457,6 +459,7 @@ def test_memory_of_a_tree_of_32_nodes(parents: list[int]) -> None:
     assert found[1] - found[0] <= 0.1 * 32 * one
 
 
+@pytest.mark.every(4)
 @NATIVE
 @pytest.mark.parametrize(("name", "kind"), [*OFTEN, *SELDOM])
 def test_a_guess_has_the_bits_of_plain_decoding(name: str, kind: str) -> None:
@@ -464,6 +467,7 @@ def test_a_guess_has_the_bits_of_plain_decoding(name: str, kind: str) -> None:
     check_bits(tiny.as_loaded(name, kind, modules=True))
 
 
+@pytest.mark.every(3)
 @NATIVE
 @pytest.mark.parametrize("name", NATIVELY)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])

@@ -46,6 +46,7 @@ def gemma3n(shared: int) -> Any:
     return model
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize(("tree", "batch"), [("dynamic:4,3,8", 1), ("chain:4", 4)])
 def test_gemma3n_speculates_and_equals_transformers(shared: int, tree: str, batch: int) -> None:

@@ -54,11 +54,14 @@ def test_the_exact_distribution_is_one_and_has_filtered_answers() -> None:
     assert int((expected() == 0).sum()) > 50
 
 
-@pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("name", TREES)
-def test_seeded_walk_is_lossless(name: str, coupled: bool) -> None:
-    # 200,000 draws for the default setting, fewer for its variants: the rule is one and the same
-    batches = 50 if coupled and name == "dynamic" else BATCHES
+@pytest.mark.parametrize(
+    ("name", "coupled", "batches"),
+    [
+        *[(name, coupled, BATCHES) for name in TREES for coupled in (True, False)],
+        pytest.param("dynamic", True, 50, marks=pytest.mark.slow),  # 200,000 draws for the default setting
+    ],
+)
+def test_seeded_walk_is_lossless(name: str, coupled: bool, batches: int) -> None:
     answers, accept_length = draws(SeededWalk(), TREES[name], coupled, batches)
     assert p_value(answers, expected(), VOCAB) > 1e-3
     assert 1.2 < accept_length < 2.9  # drafts were accepted, and rejected

@@ -26,6 +26,7 @@ def rows(folder: Path) -> Path:
     return pairs.write_rows(folder / "rows.jsonl", [*({"prompt": text, "raw": True} for text in texts), *chats])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("stops", [(), tuple(range(50, 300, 9))])
 def test_answers_and_counts_are_those_of_plain_decoding(

@@ -29,6 +29,7 @@ def test_tests_that_are_run_on_a_device_exist() -> None:
     assert all((ROOT / file).is_file() for files in processes.TESTS.values() for file in files)
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_random_pair() -> None:
     target = make_pair("random", SMALL, CPU).target
     made = []

@@ -47,6 +47,7 @@ def accept_length(done: list[Completion]) -> float:
     return pooled.accept_length
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_answers_are_plain_ones_and_the_accept_length_is_as_set(network: bool, batch: int) -> None:

@@ -15,6 +15,7 @@ from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 from ..conftest import Run
 
 
+@pytest.mark.slow
 def test_random_weights_are_called_that(run: Run, pair: Pair, tmp_path: Path) -> None:
     asked = ("doctor", "--model", pair.model, "--draft-model", pair.drafter, "--max-new-tokens", 16, "-n", 2)
     shown = run(*asked, "--fix", tmp_path / "copy")

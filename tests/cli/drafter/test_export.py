@@ -49,6 +49,7 @@ def test_gguf_widened_and_loaded_again(run: Run, pair: Pair, tmp_path: Path) -> 
     assert "eagle3.target_layers" in inspected["used"]
 
 
+@pytest.mark.slow
 def test_engines_that_read_no_gguf_files_are_given_none(run: Run, tmp_path: Path) -> None:
     for engine, begin in (("tensorrt-llm", "trtllm-serve TARGET "), ("sglang", "python -m sglang.launch_server ")):
         result = run("export", "smollm2", "--to", engine, "--output", tmp_path / engine, "--model", "smollm2")

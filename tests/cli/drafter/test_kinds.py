@@ -18,6 +18,7 @@ def made(path: Path, kind: str) -> Path:
     return path
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", tiny.TRAINED)
 def test_the_files_say_what_it_is(kind: str, run: Run, pair: Pair, tmp_path: Path) -> None:
     options = ("generate", "--model", pair.model, "--prompt", "In May?", "--max-new-tokens", 8)

@@ -250,6 +250,7 @@ def test_the_store_has_what_the_recipe_reads(run: Run, commands: CommandLine, ch
     assert "--taps 1,2,3" in shown("--set", "drafter.shape.taps=[1,2,3]")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, tmp_path: Path, pair: Pair) -> None:
     """A step that takes its time to save what it has: `eyas` of its process is a script that does so."""

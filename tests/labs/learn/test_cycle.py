@@ -108,6 +108,7 @@ def events(folder: LearnFolder) -> list[str]:
     return [event["event"] for event in folder.events()]
 
 
+@pytest.mark.slow
 def test_a_shift_is_learned_tested_and_served(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
         assert torch.equal(found[0], other)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups"), [(9, 3), (10, 5), (3, 1)])
 @pytest.mark.parametrize("lengths", [(80,), (80, 71)])

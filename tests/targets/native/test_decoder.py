@@ -84,6 +84,7 @@ def native_drafter(kind: str, dtype: torch.dtype, **more: int) -> NetworkDrafter
     return drafter
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("of", THIRD, ids=str)
 def test_a_pass_computes_what_the_modules_do(folders: Path, of: tuple[str, torch.dtype]) -> None:
     name, dtype = of
@@ -123,6 +124,7 @@ def check_trace(target: Target, monkeypatch: pytest.MonkeyPatch, taps: tuple[int
             assert torch.equal(made[row, : len(prompt)], served[0]), (name, row)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "dtype"), SOME)
 def test_traced_states_are_those_of_serving(
     folders: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +172,7 @@ def read_alone(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     return logits.rows[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "dtype"), SOME)
 def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, name: str, dtype: torch.dtype) -> None:
     check_nodes(native_target(folders, name, dtype))
@@ -210,6 +213,7 @@ def check_nodes(target: Target) -> None:
             assert torch.equal(rows[row, node], alone), (row, node)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle1", "dspark"))]
 )
@@ -441,6 +445,7 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert drafter_of(network, (1, 2, 4)).proposer.decoder is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "dtype", "quantize"),
     tiny.every_other(["llama", "mixtral", "deepseek3", "gpt2"], TYPES, ["int8", "int4"]),

@@ -49,6 +49,7 @@ def test_what_rope_does_is_found_by_trying_it(dtype: torch.dtype) -> None:
     assert (halves.pairs, halves.exact_rope) == (False, False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -268,6 +268,7 @@ def test_positions_are_near_at_numbers_of_the_config_and_far() -> None:
     assert max(probed_positions(config, None).tolist()) >= 256
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
@@ -292,6 +293,7 @@ def test_a_recurrence_of_another_kind_is_refused(name: str, field: str, value: A
         assert tried(model, breaks).native is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("field", ["recurrent_scale", "attention_scale", "mlp_scale", "gate_scale"])
 def test_a_layer_with_other_factors_is_refused(field: str) -> None:
     def breaks(native: NativeDecoder) -> None:

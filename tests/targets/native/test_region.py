@@ -28,6 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("disturbance", "passes"),
     [("calm", 2000), ("yielding", 400), ("slow", 60), ("asleep", 400), ("none", 400)],

@@ -111,6 +111,7 @@ def change_threads(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "change",
     [
