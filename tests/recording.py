@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from eyas.targets.graphs import CudaRecorder, Outputs, Record, Recording
@@ -42,6 +42,12 @@ class RecordedOperations(TorchDispatchMode):
         ]
         self._steps.append((function, args, kwargs, fresh))
         return out
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Run and record what isn't an operation of PyTorch: a kernel that writes to tensors."""
+        with _disable_current_modes():
+            kernel()
+        self._steps.append((kernel, (), {}, []))
 
     def replay(self) -> None:
         """Run all operations again, each writing its result into the recorded tensor."""

@@ -20,6 +20,10 @@ from eyas.options import EngineOptions, TargetOptions
         ({"quantize": "int8", "compiled": True}, "leave out --compile"),
         ({"eager": True, "device": "cpu"}, "leave out --enforce-eager"),
         ({"eager": True, "compiled": True}, "leave out --enforce-eager"),
+        ({"kernels": "cuda"}, "unknown kernels 'cuda'"),
+        ({"kernels": "triton", "device": "cpu"}, "leave out --device cpu"),
+        ({"kernels": "triton", "attention": "eager"}, "leave out --compile and --attention"),
+        ({"kernels": "triton", "kv_cache_dtype": "int8"}, "leave out --device, --kernels"),
     ],
 )
 def test_targets_that_can_not_be(options: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import transformers
 from transformers.utils import logging
 
 import eyas
-from benchmarks.gpu import lossless, processes, speed, training
+from benchmarks.gpu import kernels, lossless, processes, speed, training
 from benchmarks.gpu.pairs import FULL, SMALL, Sizes
 from benchmarks.gpu.report import page
 from benchmarks.gpu.steps import Results, Step, run_steps
@@ -34,6 +34,10 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
     """All measurements, the most important first."""
     from tests import tiny  # the models that the tests use
 
+    own = [
+        Step("kernels", name, partial(measure, sizes, device))
+        for name, measure in (("linear layers", kernels.linears), ("passes", kernels.passes))
+    ]
     demo = [
         Step("lossless: demo pair", name, partial(lossless.demo_pair, dtype, sizes, device))
         for name, dtype in DTYPES.items()
@@ -63,7 +67,7 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
         Step("tests", name, partial(processes.run_tests, files, sizes, device), 20)
         for name, files in processes.TESTS.items()
     ]
-    return [*demo, *rates[: len(sizes.batches)], *rounds[:2], *families, *trained, *tests,
+    return [own[0], *demo, rates[0], own[1], *families, *rates[1 : len(sizes.batches)], *rounds[:2], *trained, *tests,
             *rates[len(sizes.batches) :], *rounds[2:]]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.pairs import Sizes
+from benchmarks.gpu.pairs import Sizes, triton_passes
 from benchmarks.gpu.steps import Outcome, Row, Skipped
 from eyas.assets import PROMPTS
 from eyas.bench.offline.certificate import CertificateGrid, Certifier, first_difference, judge, scores_after
@@ -68,14 +68,16 @@ def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) ->
         graphs.append(record(compute))
         return graphs[-1]
 
-    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device), record=counted)
+    model = copy.deepcopy(_tiny_model(name, dtype)).to(device)
+    target = Target(model, triton=triton_passes(model), record=counted)
     prompts = [tuple(prompt) for prompt in tiny.prompts(*FAMILY_PROMPTS)]
     params = SamplingParams(max_tokens=min(sizes.answers, 24))
     recorded = [[*p, *a] for p, a in zip(prompts, answers(target, prompts, params), strict=True)]
     oracle = tiny.OracleDrafter(recorded, (0, 2, tiny.LAYERS), device=device, strict=False)
     rows, wrong, detail = certified(target, oracle, prompts, params, (0.0,), (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
-    return Outcome([_pooled(rows) | {"graphs": len(graphs)}, apart], wrong + more, [*detail, *parted])
+    passes = "modules" if target.triton is None else "triton"
+    return Outcome([_pooled(rows) | {"graphs": len(graphs), "passes": passes}, apart], wrong + more, [*detail, *parted])
 
 
 @lru_cache(maxsize=1)
@@ -113,7 +115,8 @@ def certified(
                 "accept length": cell.accept_length,
             }
         )
-        if cell.real or cell.errors or not cell.rows:
+        apart = cell.real or (target.triton is not None and cell.divergences)  # in Triton, bits are promised
+        if apart or cell.errors or not cell.rows:
             wrong.append(f"{cell.tree}, batch {cell.batch_size}: {cell.verdict} {' '.join(cell.errors)}".strip())
         detail += cell.as_dict()["divergences"]
     return rows, wrong, detail

@@ -18,8 +18,10 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork, set_vocabulary
+from eyas.errors import UnsupportedModelError
 from eyas.targets import Target
 from eyas.targets.taps import choose_taps
+from eyas.targets.triton import why_unusable
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 BF16 = torch.bfloat16
@@ -63,7 +65,7 @@ FULL = Sizes(
         "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
         "head_dim": 128, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 8192,
     },
-    draft_vocab=32000, batches=(1, 8, 32, 128), prompt=128, tokens=64, repeats=3, rounds=16, answers=64,
+    draft_vocab=32000, batches=(1, 4, 16, 64), prompt=128, tokens=64, repeats=3, rounds=16, answers=64,
     train_length=2048, train_steps=40, chats=240,
 )  # fmt: skip
 SMALL = Sizes(
@@ -145,10 +147,22 @@ def make_sure(model: Any) -> None:
     embedding.mul_(64 / embedding.float().std())
 
 
+def triton_passes(model: Any) -> Any:
+    """A model's passes in Triton; None where they can't run, and for models that have none."""
+    if why_unusable(model.device) is not None:
+        return None
+    from eyas.targets.triton.decoder import triton_decoder  # imports triton
+
+    try:
+        return triton_decoder(model)
+    except UnsupportedModelError:
+        return None
+
+
 def _pair(model: Any, network: DraftNetwork) -> Pair:
     from tests.recording import recorder
 
-    target = Target(model, record=recorder(model.device))
+    target = Target(model, triton=triton_passes(model), record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
     return Pair(target, drafter_of(network, network.config.taps_of(target.num_layers), None, target.record))
 

@@ -9,6 +9,9 @@ from benchmarks.gpu.steps import Results, Row, Step
 from benchmarks.pages import markdown
 
 NOTES = {
+    "kernels": "Linear layers of an 8B model's shapes in Triton: the greatest difference from the product in float32, "
+    "as a share of the greatest output; whether a row has the same bits alone and among 2 to 64; how fast weights "
+    "are read. Passes of the random pair by their number of nodes.",
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
     "with a fixed probability per level, while a drafter network of that shape runs as usual (except `for free`).",
     "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats; prompts are random.",

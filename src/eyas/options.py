@@ -43,16 +43,24 @@ class TargetOptions:
     kv_cache_dtype: str = "auto"
     keep_panels: bool = False
     """Whether packed weights are kept on disk, laid out for this processor, for later loads to map."""
+    kernels: str | None = None
 
     def check(self) -> None:
         """Reject bad options before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
         check_device(self.device)
         if self.kv_cache_dtype not in ("auto", "int8"):
             raise UsageError(f"unknown KV cache dtype {self.kv_cache_dtype!r}: write auto or int8")
+        if self.kernels not in (None, "triton"):
+            raise UsageError(f"unknown kernels {self.kernels!r}: write triton, or leave them out")
+        if self.kernels is not None and (self.compiled or self.attention is not None):
+            raise UsageError("--kernels triton replaces the model's modules: leave out --compile and --attention")
+        if self.kernels is not None and (str(self.device) == "cpu" or self.quantize is not None):
+            raise UsageError("--kernels triton runs on a GPU: leave out --device cpu and --quantize")
         modules = self.compiled or self.attention is not None or str(self.device).startswith("cuda")
-        if self.kv_cache_dtype != "auto" and modules:
+        if self.kv_cache_dtype != "auto" and (modules or self.kernels is not None):
             raise UsageError(
-                "--kv-cache-dtype int8 needs native passes, on a CPU: leave out --device, --compile and --attention"
+                "--kv-cache-dtype int8 needs native passes, on a CPU: leave out --device, --kernels, --compile and "
+                "--attention"
             )
         if self.quantize is not None and self.compiled:
             raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")

@@ -57,6 +57,7 @@ class Session:
             eager=options.eager,
             quantize=options.quantize,
             keep_panels=options.keep_panels,
+            kernels=options.kernels,
         )
         keep_codes(target, options.kv_cache_dtype)
         tokenizer = load_tokenizer(options.model, template)
@@ -126,6 +127,7 @@ def load(
     quantize: str | None = None,
     kv_cache_dtype: str = "auto",
     keep_panels: bool = False,
+    kernels: str | None = None,
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     draft_window: str | int | None = None,
@@ -141,7 +143,7 @@ def load(
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     target = TargetOptions(
-        model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype, keep_panels
+        model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype, keep_panels, kernels
     )
     drafter = None
     if draft_model is not None or method is not None:

@@ -77,6 +77,8 @@ LINES: list[tuple[str, str]] = [
     (f"{_GENERATE} --quantize int8 --compile", "leave out --compile"),
     (f"{_GENERATE} --enforce-eager --device cpu", "leave out --enforce-eager"),
     (f"{_GENERATE} --enforce-eager --compile", "leave out --enforce-eager"),
+    (f"{_GENERATE} --kernels triton --device cpu", "leave out --device cpu"),
+    (f"{_GENERATE} --kernels triton --compile", "leave out --compile"),
     (f"{_GENERATE} --device toaster", "unknown device 'toaster'"),
     (f"{_GENERATE} --tensor-parallel-size 2", "--engine vllm"),
     (f"{_GENERATE} --tree chain:2", "--tree needs a drafter"),

@@ -132,7 +132,7 @@ def test_quantized_weights_keep_their_dtype_and_are_not_quantized_again(
     folder = save(tmp_path, "torchao")
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: dtype == torch.float32)
     assert resolve_dtype("auto", folder, CPU) == torch.bfloat16
-    monkeypatch.setattr("eyas.targets.loading.kernels", lambda: object())
+    monkeypatch.setattr("eyas.targets.loading.native_kernels", lambda: object())
     with pytest.raises(UsageError, match="is quantized by torchao already: leave quantize out"):
         load_target(folder, device="cpu", quantize="int8")
 

@@ -55,6 +55,7 @@ class Scripted:
 
     def __init__(self, gaps: Tensor, noise: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:  # [trials, 4], [trials]
         self.native: object = None
+        self.triton: object = None
         self.ragged = False
         self.dtype = torch.float32
         self.layers = torch.nn.ModuleList()

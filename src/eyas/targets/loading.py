@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,7 +34,7 @@ from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.layouts import best_layout
-from eyas.targets.native.library import kernels
+from eyas.targets.native.library import kernels as native_kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding, PackedLinear, sums_codes
@@ -51,7 +51,11 @@ from eyas.targets.quantized_weights import read_quantized, weight_files
 from eyas.targets.target import Target
 from eyas.targets.tokenizers import read_generation_config
 from eyas.targets.trials import first_tokens, half_agree
+from eyas.targets.triton import why_unusable
 from eyas.tree import DraftTree
+
+if TYPE_CHECKING:  # importing it imports triton
+    from eyas.targets.triton.decoder import TritonDecoder
 
 _LOG = logging.getLogger("eyas")
 _MAX_LAYERS = 10_000
@@ -70,6 +74,7 @@ def load_target(
     prepacked: bool | None = None,
     quantize: str | None = None,
     keep_panels: bool = False,
+    kernels: str | None = None,
 ) -> Target:
     """Load a decoder LM, with unpatched model code, in a `dtype` that `resolve_dtype` accepts.
 
@@ -84,6 +89,8 @@ def load_target(
     `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
     native kernels; inputs of products are rounded to 8 bits. `keep_panels` keeps weights in 4 and 8 bits in the user's
     cache as the kernels read them, so that later loads map them instead of packing or quantizing them again.
+    `kernels` `triton` runs the passes of a Llama-like model by eyas's own kernels on a GPU: a token has the same bits
+    whatever is verified with it.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -91,13 +98,20 @@ def load_target(
     keep_freed_memory()
     if attention not in (None, "sdpa", "eager"):
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
+    if kernels not in (None, "triton"):
+        raise UsageError(f"unknown kernels {kernels!r}: write triton, or leave them out")
+    if kernels is not None and (compiled or attention is not None):
+        raise UsageError("kernels in Triton replace a model's modules: leave out compiled and attention, or kernels")
     if prepacked and compiled:
         raise UsageError("a target can't be both compiled and prepacked: choose one")
     if quantize is not None and quantize not in _QUANTIZED:
         raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantized checkpoint")
     torch_device = resolve_device(device)
+    unusable = why_unusable(torch_device) if kernels is not None else None
+    if unusable is not None:
+        raise UsageError(f"{unusable}, or leave kernels out")
     name = find_target(model)
-    if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
+    if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or native_kernels() is None):
         raise UsageError(
             f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no --compile; "
             "elsewhere load a checkpoint quantized by torchao, AWQ or GPTQ"
@@ -115,20 +129,30 @@ def load_target(
     packing = not compiled if prepacked is None else prepacked
 
     own_kernels = dtype == "auto" and packing and attention is None and method is None
-    packs = own_kernels and quantize is None and torch_device.type == "cpu" and kernels() is not None and sums_codes()
+    on_cpu = torch_device.type == "cpu"
+    packs = own_kernels and quantize is None and on_cpu and native_kernels() is not None and sums_codes()
 
     def loaded_in(chosen: torch.dtype) -> Target:
         how = f"{chosen} {attention} {quantize} {packing} {packs}"
         with kept_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
             loaded = read_model(name, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
-            native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
+            native = None
+            if packing and kernels is None:
+                native = _prepack(loaded, torch_device, chosen, attention, quantize)
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled model would be compiled again for every ragged layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
+        triton = None if kernels is None else _triton_decoder(loaded)
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
-        return make(loaded, ragged=not compiled, native=native, record=record)
+        made = make(loaded, ragged=not compiled, native=native, triton=triton, record=record)
+        if triton is not None and made.triton is None:
+            raise UnsupportedModelError(
+                f"kernels in Triton don't compute what the modules of {type(loaded).__name__} do, as the last warning "
+                "says: leave kernels out"
+            )
+        return made
 
     if stored is not None and not (packs and read_here(config)):
         why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if read_here(config) else _NO_KERNEL
@@ -158,11 +182,20 @@ def keep_codes(target: Target, kv_cache_dtype: str) -> None:
     target.kv_in_codes = kv_cache_dtype == "int8"
 
 
-def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record: Record | None) -> Target:
+def _triton_decoder(model: Any) -> TritonDecoder:
+    """A model's passes in Triton. Raises UnsupportedModelError if it has none."""
+    from eyas.targets.triton.decoder import triton_decoder  # imports triton, which most machines lack
+
+    return triton_decoder(model)
+
+
+def _text_target(
+    model: Any, ragged: bool, native: NativeDecoder | None, triton: TritonDecoder | None, record: Record | None
+) -> Target:
     """Make a target of a multimodal model. UnsupportedModelError if `generate` gives it other logits for text."""
     name = type(model).__name__
     try:
-        target = Target(model, ragged=ragged, native=native, record=record)
+        target = Target(model, ragged=ragged, native=native, triton=triton, record=record)
         firsts = first_tokens(target)
         agrees = (logits_agree(*_text_logits(target, first), target.dtype) for first in firsts)
         same = half_agree(agrees, len(firsts))

@@ -6,9 +6,9 @@ a ragged pass), A taps, Ht hidden size, V vocabulary. A node index counts the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,23 @@ class VerifyOutput(NamedTuple):
             begins = at == list(range(len(at)))  # a chain's first nodes
             found = found[: len(at)] if begins else found.index_select(0, torch.tensor(at))
         return found.view(len(paths), most, *found.shape[1:])
+
+
+class KernelPasses(Protocol):
+    """Passes made of our own kernels on a device."""
+
+    def run(
+        self, cache: SlotCache, rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor | None,
+        depth: Tensor, taps: Sequence[int], layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Stage `tokens` [R, Q] behind the `lengths` [R] committed columns of `rows`, up to column `end` at most.
+
+        `ancestors` [R or 1, Q, Q] (None = each token follows the one before it) and `depth` [R or 1, Q] are a tree's.
+        Returns final states [T, Ht], and taps [T, A, Ht]. With a `layout`, only the real tokens are run.
+        """
+
+    def logits(self, final: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> NodeLogits:
+        """The logits of final states [T, Ht] by node `index` [R, 1 + N], with `finish` applied to the head's output."""
 
 
 def unchanged(out: Any) -> Any:
@@ -192,6 +209,8 @@ class Passes(EmbeddingAndHead):
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
     """Runs the passes instead of the modules. Turned off if it doesn't compute the same."""
+    triton: KernelPasses | None = None
+    """As `native`, on a GPU: a `TritonDecoder`."""
     record: Record | None = None
     """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
@@ -303,8 +322,9 @@ class Passes(EmbeddingAndHead):
         window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
         final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
-        logits = self.head(final[torch.arange(len(counts), device=self.device), last])
-        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
+        states = final[torch.arange(len(counts), device=self.device), last]
+        out = states if self.triton is not None else self.head(states)
+        return self._logits(out, cells(len(counts), 1, self.device)), PrefillChunk(window[:, 1:], caught, counts, final)
 
     def read(
         self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
@@ -329,14 +349,21 @@ class Passes(EmbeddingAndHead):
         tokens = tree.columns(roots)
         replayed = None if cache.graphs is None else self._replayed(cache, cache.graphs, rows, tokens, tree, taps)
         if replayed is not None:
-            logits, caught = replayed
-            return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
+            out, caught = replayed
+            index = cells(*out.shape[:2], self.device)
+            return VerifyOutput(self._logits(out.flatten(0, 1), index), caught.flatten(0, 1))
         layout = RaggedLayout.of_tree(tree) if self.ragged else None
         if cache.states is not None:
             cache.states.begin(rows, tree, layout, cache.lengths[rows.start : rows.stop])
-        logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
+        out, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         index = cells(len(rows), tokens.shape[1], self.device) if layout is None else layout.token_index
-        return VerifyOutput(NodeLogits(logits, index), caught)
+        return VerifyOutput(self._logits(out, index), caught)
+
+    def _logits(self, out: Tensor, index: Tensor) -> NodeLogits:
+        """The logits of a verification by node `index` [R, 1 + N], from what its pass returns for each token."""
+        if self.triton is None:
+            return NodeLogits(out, index)
+        return self.triton.logits(out, index, None if self.finish is unchanged else self.finish)
 
     def _forward(
         self,
@@ -349,8 +376,8 @@ class Passes(EmbeddingAndHead):
     ) -> tuple[Tensor, Tensor]:
         """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
 
-        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]. With a `layout`, only
-        the real tokens are run.
+        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]; with passes in Triton,
+        final states for both. With a `layout`, only the real tokens are run.
         """
         if self.native is not None:
             return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
@@ -366,7 +393,7 @@ class Passes(EmbeddingAndHead):
         taps: Sequence[int],
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`_forward` through the modules, even if other passes are native: [R, Q, ...], with a `layout` [1, T, ...]."""
+        """`_forward` without native passes: [R, Q, ...], with a `layout` [1, T, ...]."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
@@ -379,7 +406,7 @@ class Passes(EmbeddingAndHead):
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor] | None:
-        """Logits and taps [R, Q, ...] of a tree's columns [R, Q], by a recorded pass of a recurring shape.
+        """What `_forward` returns, [R, Q, ...], of a tree's columns [R, Q], by a recorded pass of a recurring shape.
 
         None = it isn't recorded.
         """
@@ -413,6 +440,13 @@ class Passes(EmbeddingAndHead):
     ) -> tuple[Tensor, Tensor]:
         """Run the modules over staged tokens, behind `lengths` [R] committed ones; compute logits only with `heads`."""
         end, layout = cache.staging.end, cache.layout
+        if self.triton is not None:
+            tree = ancestors if heads else None
+            final, states = self.triton.run(
+                cache.slots, cache.staging.rows, end, lengths, tokens, tree, depth, taps, layout
+            )
+            shape = tokens.shape if layout is None else (1, len(final))
+            return final.view(*shape, -1), states.view(*shape, *states.shape[1:])
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and end > self.max_length:
             # nodes beyond the context are never emitted, but learned positions have no entries for them

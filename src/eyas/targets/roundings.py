@@ -45,7 +45,7 @@ class RoundingTrial:
         self._dtype = dtype
         self._run = run
         self._drawn = 0
-        self._noise = torch.zeros(len(self.expected), dtype=self.expected.dtype)  # [T]
+        self._noise = self.expected.new_zeros(len(self.expected))  # [T]
 
     def apart(self, found: Tensor) -> Tensor:
         """Distance of `found` [T, n] from the expected output, as a multiple of what rounding allows: [T]."""

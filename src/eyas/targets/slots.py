@@ -221,6 +221,11 @@ class SlotCache:
         keys, values = (decoded(part, self._dtype) if self.in_codes else part for part in found)
         return keys, values
 
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values [slots, Hkv, C, D'] until `reshape`, for kernels that write to them."""
+        keys, values = (self._groups[shape][member] for shape, member in self._where[layer])
+        return keys, values
+
     def addresses(self) -> tuple[Tensor, Tensor]:
         """[layers] addresses of each layer's keys and of its values in slot 0, until `reshape`; 0 if it has none."""
         if self._addresses is None:
@@ -500,7 +505,7 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
-        self._slots = slots
+        self.slots = slots
         self.staging = staging
         self.layout = layout
         self.states = slots.states
@@ -511,7 +516,7 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
         if self.layout is not None:  # [1, Hkv, T, D]
             key_states = self.layout.pad_heads(key_states)
             value_states = self.layout.pad_heads(value_states)
-        return self._slots.write(layer_idx, key_states, value_states, self.staging)
+        return self.slots.write(layer_idx, key_states, value_states, self.staging)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return self.staging.first

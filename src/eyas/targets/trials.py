@@ -18,7 +18,7 @@ import copy
 import logging
 from collections.abc import Iterable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,9 @@ from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import NativeExperts
-from eyas.targets.native.layer_trials import inputs_as_floats, refusal
+from eyas.targets.native.layer_trials import NativeTrials, TriedDecoder, inputs_as_floats, refusal
 from eyas.targets.native.verdicts import Verdict, keep_verdict, kept_verdict, verdict_file
-from eyas.targets.passes import Passes
+from eyas.targets.passes import KernelPasses, Passes
 from eyas.targets.recurrent import TOGETHER, ModuleSteps, StateModule
 from eyas.targets.roundings import moved_by_roundings
 from eyas.targets.slots import SlotCache
@@ -84,20 +84,26 @@ def _try_passes(target: Passes) -> str | None:
     """`choose_passes` by trials; returns why an existing native decoder isn't used, or None."""
     with inputs_as_floats(target.model, target.native):
         native = target.native
+        triton = target.triton
         ragged = target.ragged
         own = target.model.config._attn_implementation
         record = target.record
         target.native = None
+        target.triton = None
         target.ragged = False
         target.record = None
         trial = PassTrial(target)
         why = None
+        if triton is not None:
+            why = _try_triton(target, triton, ragged, trial)
+            if why is not None:
+                _LOG.warning("%s runs its modules, not passes in Triton: %s", type(target.model).__name__, why)
         if native is not None:
             why = _try_native(target, native, ragged, trial)
             if why is None:
                 return None
             _refuse(target, why)
-        if ragged and intercept(target.model):
+        if ragged and target.triton is None and intercept(target.model):
             target.ragged = True
             if not trial.passed():
                 target.ragged = False
@@ -115,10 +121,7 @@ def _try_passes(target: Passes) -> str | None:
 
 def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
     """Make a target run native passes if they are right; otherwise padded passes of its modules, and return why."""
-    try:
-        why = refusal(target, native)
-    except _RAISED as error:
-        why = f"a layer can't be tried alone: {type(error).__name__}: {error}"
+    why = _refusal_of_layers(target, NativeTrials(native))
     if why is None:
         target.native = native
         target.ragged = ragged
@@ -128,6 +131,28 @@ def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: Pass
     target.native = None
     target.ragged = False
     return why
+
+
+def _try_triton(target: Passes, triton: KernelPasses, ragged: bool, trial: PassTrial) -> str | None:
+    """As `_try_native`, for passes in Triton."""
+    why = _refusal_of_layers(target, cast(TriedDecoder, triton))
+    if why is None:
+        target.triton = triton
+        target.ragged = ragged
+        if trial.passed():
+            return None
+        why = "passes give different logits, although each layer agrees"
+    target.triton = None
+    target.ragged = False
+    return why
+
+
+def _refusal_of_layers(target: Passes, tried: TriedDecoder) -> str | None:
+    """Why a decoder's layers aren't those of the target's modules, or None."""
+    try:
+        return refusal(target, tried)
+    except _RAISED as error:
+        return f"a layer can't be tried alone: {type(error).__name__}: {error}"
 
 
 def _refuse(target: Passes, why: str) -> None:
@@ -190,14 +215,18 @@ class PassTrial:
     def _own(self, first: int) -> Tensor:
         """Logits [4, V] of a trial of the passes to compare with; then the target runs as before."""
         target, attention = self._target, self._target.model.config._attn_implementation
-        native, ragged = target.native, target.ragged
+        native = target.native
+        triton = target.triton
+        ragged = target.ragged
         target.native = None
+        target.triton = None
         target.ragged = False
         _attend(target, self._attention)
         try:
             return _trial(target, self._cache, first)
         finally:
             target.native = native
+            target.triton = triton
             target.ragged = ragged
             _attend(target, attention)
 

@@ -422,6 +422,15 @@ def cells(batch: int, nodes: int, device: torch.device) -> Tensor:
     return torch.arange(batch * nodes, device=device).view(batch, nodes)
 
 
+class NodeDraws(NamedTuple):
+    """How each row's tokens are drawn from logits that aren't processed otherwise."""
+
+    divisors: Tensor  # [B] float32, of the logits
+    scales: Tensor  # [B] float32, of the noise
+    seeds: Tensor  # [B] int64
+    positions: Tensor  # [B] int64 of the tokens after the roots
+
+
 @dataclass(frozen=True)
 class NodeLogits:
     """The target's logits for a batch of trees, stored once for every token that was actually run.
@@ -441,6 +450,15 @@ class NodeLogits:
     def vocab_size(self) -> int:
         """V, the target's vocabulary."""
         return self.rows.shape[1]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether tokens are chosen faster for all nodes at once than from the logits of some."""
+        return self.index.device.type != "cpu"
+
+    def drawn(self, draws: NodeDraws, depth: Tensor) -> Tensor | None:  # noqa: ARG002
+        """[B, 1 + N] the token drawn at every node of `depth` [B, 1 + N]; None if that takes the logits."""
+        return None
 
     def best(self) -> Tensor:
         """[B, 1 + N] the token with the highest logit at every node, the first among equals."""

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from eyas.runtime import to_device
 from eyas.targets.native.noise import Draw, native_gumbel
+from eyas.tree.draft_tree import NodeDraws
 from eyas.types import SamplingParams
 
 _NONE, _ANY = -1, -2
@@ -236,11 +237,22 @@ class PathState:
     def draws(self) -> list[Draw] | None:
         """[B] how each row's first token is drawn; None if that takes more than temperature and noise."""
         state, rows = self._state, self._rows
-        if replace(self.needs, noise=False, temperature=False) != Needs():
+        if not self._only_draws:
             return None
         columns = (state.divisor, state.noise_scale, state.seed, state.position)
         numbers = zip(*(column[rows].tolist() for column in columns), strict=True)
         return [Draw(*each) for each in numbers]
+
+    def node_draws(self) -> NodeDraws | None:
+        """How tokens are drawn on the device; None if that takes more than temperature and noise."""
+        if not self._only_draws:
+            return None
+        state, rows = self._state, self._rows
+        return NodeDraws(state.divisor[rows], state.noise_scale[rows], state.seed[rows], state.position[rows])
+
+    @property
+    def _only_draws(self) -> bool:
+        return replace(self.needs, noise=False, temperature=False) == Needs()
 
     def choose(self, warped: Tensor) -> Tensor:
         """The tokens [B] drawn from `warped` logits [B, V]: Gumbel-max, or the argmax for greedy rows."""

@@ -132,7 +132,11 @@ class SeededWalk:
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy_walk(logits, tree)
-        if _is_host(logits.rows.device):
+        draws = sampler.path(rows).node_draws() if logits.chooses else None
+        drawn = None if draws is None else logits.drawn(draws, tree.depth)
+        if drawn is not None:
+            return _chosen_walk(drawn, tree)
+        if _is_host(logits.index.device):
             return _host_walk(logits, tree, sampler, rows)
         return _device_walk(logits, tree, sampler, rows)
 
@@ -198,7 +202,7 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes in one go, a CPU
     only those on the path.
     """
-    if _is_host(logits.rows.device):
+    if not logits.chooses:
         index = logits.index.tolist()
 
         def choose(at: list[int]) -> list[int]:
@@ -206,7 +210,12 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
             return [0 if node == _ENDED else best_token(logits.rows, of_node[node]) for of_node, node in each]
 
         return _walk_lists(_table(tree), tree, choose)
-    nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
+    return _chosen_walk(logits.best(), tree)
+
+
+def _chosen_walk(chosen: Tensor, tree: DraftTree) -> Walk:
+    """Walk a tree whose nodes' next tokens `chosen` [B, 1 + N] are known."""
+    nodes = (tree.tokens, tree.parents, tree.acceptable, chosen)
     # the host sync
     fetched = torch.cat(nodes, dim=1).cpu().tolist()
     size = tree.size

@@ -62,6 +62,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "quantize": ("int8", REFUSED, REFUSED, REFUSED),
     "kv_cache_dtype": ("int8", REFUSED, REFUSED, "--cache-type-k q8_0 --cache-type-v q8_0"),
     "keep_panels": (True, REFUSED, REFUSED, REFUSED),
+    "kernels": ("triton", REFUSED, REFUSED, REFUSED),
     "draft_window": ("256", REFUSED, REFUSED, REFUSED),
     "draft_quantize": ("off", REFUSED, REFUSED, REFUSED),
     "costs": ("c.json", REFUSED, REFUSED, REFUSED),

@@ -485,7 +485,7 @@ def test_quantization_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
         load_target(folders / "llama", device="cpu", quantize="int3")
     with pytest.raises(UsageError, match="need eyas's native kernels"):
         load_target(folders / "llama", device="cpu", quantize="int8", compiled=True)
-    monkeypatch.setattr("eyas.targets.loading.kernels", lambda: None)
+    monkeypatch.setattr("eyas.targets.loading.native_kernels", lambda: None)
     with pytest.raises(UsageError, match="need eyas's native kernels"):
         load_target(folders / "llama", device="cpu", quantize="int8")
 

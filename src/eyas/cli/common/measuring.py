@@ -47,6 +47,7 @@ def settings_of(
         "attention": options.attention,
         "compile": options.compiled,
         "enforce_eager": options.eager,
+        "kernels": options.kernels,
         "quantize": options.quantize,
         "kv_cache_dtype": options.kv_cache_dtype,
         **plan_settings(measuring, params),
@@ -71,7 +72,7 @@ def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -
 def target_here(target: TargetOptions, shared: bool) -> TargetOptions:
     """How this process loads a target: on its CPU if workers compute, since it then only inspects the target."""
     return (
-        replace(target, device="cpu", quantize=None, compiled=False, eager=False, kv_cache_dtype="auto")
+        replace(target, device="cpu", quantize=None, compiled=False, eager=False, kv_cache_dtype="auto", kernels=None)
         if shared
         else target
     )

@@ -115,6 +115,10 @@ class RuntimeOptions:
         bool,
         Option("--keep-panels", help="Keep 4-bit and 8-bit weights in the cache as laid out here, for later starts."),
     ] = False
+    kernels: Annotated[
+        Literal["triton"] | None,
+        Option(help="triton: a GPU's passes by eyas's own kernels, whose bits don't depend on drafts and batches."),
+    ] = None
 
     def of(self, model: str) -> options.TargetOptions:
         """The options of the target `model`."""
@@ -128,6 +132,7 @@ class RuntimeOptions:
             self.quantize,
             kv_cache_dtype=self.kv_cache_dtype,
             keep_panels=self.keep_panels,
+            kernels=self.kernels,
         )
 
 

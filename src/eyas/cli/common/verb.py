@@ -50,7 +50,7 @@ COMMON = (
 """Options that `--help` lists first, in this order, if a verb has groups and more than `UNGROUPED` options."""
 EXPERT = (
     "draft_weights", "ignore_config_key", "draft_window", "coupled", "acceptance", "costs", "attention", "compile",
-    "enforce_eager", "warmup", "min_p", "min_tokens", "stop_token_id",
+    "enforce_eager", "kernels", "warmup", "min_p", "min_tokens", "stop_token_id",
 )  # fmt: skip
 """Options that `--help` lists last."""
 UNGROUPED = 12

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
 from eyas.targets.native.decoder import (
+    DecoderDescription,
     DecoderForm,
     Heads,
     LayerFactors,
@@ -81,13 +82,18 @@ _SHARED = ("shared_expert", "shared_experts")
 def transformers_decoder(model: Any) -> NativeDecoder | None:
     """Make a native decoder of a causal LM with native linears; None if its layers are of another kind."""
     try:
-        return _transformers_decoder(model)
-    except (UnsupportedModelError, AttributeError, TypeError, KeyError) as error:
+        return NativeDecoder(*described_decoder(model))
+    except NOT_LIKE_LLAMA as error:
         _LOG.debug("no native passes: %s", error)
         return None
 
 
-def _transformers_decoder(model: Any) -> NativeDecoder:
+NOT_LIKE_LLAMA = (UnsupportedModelError, AttributeError, TypeError, KeyError)
+"""What a model of another kind may raise while it is taken apart."""
+
+
+def described_decoder(model: Any) -> DecoderDescription:
+    """Take a causal LM apart. Raises one of `NOT_LIKE_LLAMA` if its layers are of another kind."""
     base = text_decoder(model)
     config = model.config.get_text_config()
     layers = decoder_layers(model, config.num_hidden_layers)
@@ -116,7 +122,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         groups = 1
         ropes = [tables]
     elif "rotary_emb" in shared:
-        ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
+        ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype, device=model.device))
     parts = []
     scales = set()
     parallel = set()
@@ -153,7 +159,9 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         in_parallel=parallel.pop(),
     )
     table = matrix_of(shared["embed_tokens"])
-    return NativeDecoder(parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form)
+    return DecoderDescription(
+        parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form
+    )
 
 
 def _gated(attention: Any, queries: int) -> bool:
@@ -290,15 +298,15 @@ def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTable
         found: list[RopeTables] = [partial(rotation, rotary, probe)]
     else:
         found = [partial(rotation, rotary, probe, layer_type=kind) for kind in types]
-    return [partial(_both_halves, tables) if _one_half(tables) else tables for tables in found]
+    return [partial(_both_halves, tables) if _one_half(tables, probe.device) else tables for tables in found]
 
 
-def _one_half(tables: RopeTables) -> bool:
+def _one_half(tables: RopeTables, device: torch.device) -> bool:
     """Whether tables only have entries for the first half of a head's rotated features, which the second half shares.
 
     Raises UnsupportedModelError if the tables aren't cosines and sines.
     """
-    made: Any = tables(torch.arange(9).unsqueeze(0))
+    made: Any = tables(torch.arange(9, device=device).unsqueeze(0))
     if not isinstance(made, tuple):
         raise UnsupportedModelError("RoPE isn't given by cosines and sines")
     cosines, _ = made

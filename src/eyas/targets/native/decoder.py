@@ -152,6 +152,21 @@ class DecoderForm(NamedTuple):
     """Makes a drafter's states from `TargetStates`."""
 
 
+class DecoderDescription(NamedTuple):
+    """A whole decoder, as its passes on a CPU and on a GPU are made of it."""
+
+    layers: Sequence[LayerParts]
+    norm: nn.Module | None
+    """Without it, the final states are the last layer's output."""
+    head: nn.Module | None
+    """Without it, there are no logits."""
+    heads: Heads
+    ropes: Sequence[RopeTables]
+    embedding: Tensor | PackedLinear  # [tokens, H]
+    dtype: torch.dtype
+    form: DecoderForm
+
+
 class Staged(NamedTuple):
     """Where a pass's tokens go in the cache. They see the committed columns and their own path."""
 
@@ -288,11 +303,11 @@ class NativeDecoder:
         self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
-        self._norms = {
-            part: NormForm.of(part, dtype)
-            for part in (norm, *(part for layer in layers for part in layer.norms))
-            if part is not None
-        }
+        norms = [part for part in (norm, *(part for layer in layers for part in layer.norms)) if part is not None]
+        elsewhere = {weight.device for part in norms for weight in part.parameters()} - {torch.device("cpu")}
+        if elsewhere:
+            raise UnsupportedModelError(f"native passes run on CPUs, but weights are on {elsewhere.pop()}")
+        self._norms = {part: NormForm.of(part, dtype) for part in norms}
         forms = {(form.eps, form.rounds_twice, form.shift is not None) for form in self._norms.values()}
         if len(forms) != 1:
             raise UnsupportedModelError("norms differ in kind, epsilon or rounding")

@@ -48,13 +48,11 @@ class NormForm(NamedTuple):
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             raise UnsupportedModelError(f"{type(norm).__name__} is neither an RMSNorm nor a LayerNorm")
-        if weight.device.type != "cpu":
-            raise UnsupportedModelError(f"native passes run on CPUs, but the weights are on {weight.device}")
         bias = getattr(norm, "bias", None)
         factors = weight.detach().float()
         shift = torch.zeros_like(factors) if bias is None else bias.detach().float()
         forms = [NormForm(each, eps, twice) for each in (factors, 1 + factors) for twice in (True, False)]
-        x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(dtype)
+        x = torch.linspace(-3, 5, 4 * len(weight)).view(4, -1).cos().to(weight.device, dtype)
         wanted = norm(x)
         found = []
         for form in (*forms, NormForm(factors, eps, False, shift)):

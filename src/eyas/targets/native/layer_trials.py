@@ -24,7 +24,7 @@ from ctypes import Array, Structure, _Pointer, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,15 @@ _WINDOW = 3
 """Windows are cut to this, so that the few tokens reach beyond them."""
 _LARGE, _SMALL = (-7, 5), (-7, -6)
 """Exponents of 2 between which magnitudes of states are; small states hide little of what a layer adds."""
+
+
+MAX_SEEN = _WINDOW + 1
+"""Longest window of a trial, whatever it is cut by."""
+
+
+def shortened(window: int, cut: int) -> int:
+    """A window of a trial, cut by `cut`."""
+    return max(1, min(window - cut, MAX_SEEN))
 
 
 @dataclass(frozen=True)
@@ -94,17 +103,84 @@ class LayerCall:
         return found[0]
 
 
+class TriedDecoder(Protocol):
+    """A decoder whose layers can be tried."""
+
+    @property
+    def ropes(self) -> int:
+        """Number of RoPE tables."""
+
+    def rope(self, index: int) -> int:
+        """Index of a layer's RoPE table, -1 = none."""
+
+    def rotate_by(self, index: int, rope: int) -> None:
+        """Make a layer rotate queries and keys by a RoPE table, -1 = none."""
+
+    def kind(self, index: int) -> Any:
+        """What tells a layer apart from others, except for its modules."""
+
+    def alone(
+        self, index: int, positions: Tensor, rope: int, cut: int, states: Tensor, shapes: tuple[KVShape, KVShape] | None
+    ) -> Tensor:
+        """A layer's output for float32 states [T, H] at `positions` [T], rotated by this table.
+
+        The window is cut by `cut`, and stays between 1 and `MAX_SEEN`. `shapes` are the shapes of its keys and values;
+        None = it has a recurrent state.
+        """
+
+    def whole(
+        self, tokens: Tensor, shapes: Sequence[tuple[KVShape, KVShape] | None]
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """Of tokens [1, T]: the states [T, H] entering each layer and leaving the last; the head's output [T, V]."""
+
+
+@dataclass(frozen=True)
+class NativeTrials:
+    """A native decoder as trials take it."""
+
+    native: NativeDecoder
+
+    @property
+    def ropes(self) -> int:
+        return len(self.native._ropes)
+
+    def rope(self, index: int) -> int:
+        return int(self.native._layers[index].rope)
+
+    def rotate_by(self, index: int, rope: int) -> None:
+        self.native._layers[index].rope = rope
+
+    def kind(self, index: int) -> Any:
+        return _numbers_in(self.native._layers[index])
+
+    def alone(
+        self, index: int, positions: Tensor, rope: int, cut: int, states: Tensor, shapes: tuple[KVShape, KVShape] | None
+    ) -> Tensor:
+        return SingleLayer(self.native, index, positions, rope, cut).of(states, shapes)
+
+    def whole(
+        self, tokens: Tensor, shapes: Sequence[tuple[KVShape, KVShape] | None]
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        count = tokens.shape[1]
+        layers = len(shapes)
+        cache = _one_slot(self.native, shapes, self.native._dtype, count)
+        staged = Staged(range(1), count, None, [0], None)
+        done = self.native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
+        assert done.logits is not None
+        return done.taps.unbind(1), done.logits
+
+
 class SingleLayer(NativeDecoder):
     """One layer of a native decoder as its own decoder, from states to states, without rounding to bfloat16."""
 
     def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> None:
         """Rotate the tokens at `positions` [T] by the RoPE table with index `rope` (-1 = none).
 
-        The window is shortened by `cut`, to between 1 and `_WINDOW` + 1.
+        The window is shortened by `cut`.
         """
         vars(self).update(vars(whole))
         layer = Layer.from_buffer_copy(whole._layers[index])
-        layer.rope, layer.window = rope, layer.window and max(1, min(layer.window - cut, _WINDOW + 1))
+        layer.rope, layer.window = rope, layer.window and shortened(layer.window, cut)
         layer.experts.rounds_scores = layer.experts.rounds_weights = 0
         self._layers = (Layer * 1)(layer)
         self._struct = Decoder.from_buffer_copy(whole._struct)
@@ -183,13 +259,13 @@ def _one_slot(
 
 
 @torch.inference_mode()
-def refusal(target: Passes, native: NativeDecoder) -> str | None:
-    """Why a native decoder doesn't compute what a target's modules do, in words; None if all its layers do.
+def refusal(target: Passes, tried: TriedDecoder) -> str | None:
+    """Why a decoder doesn't compute what a target's modules do, in words; None if all its layers do.
 
     This also finds and sets which of the model's RoPE tables, if any, rotates a layer's queries and keys.
     """
     with _unlimited_steps(target.layers):
-        return _refusal(target, native)
+        return _refusal(target, tried)
 
 
 @contextmanager
@@ -206,29 +282,29 @@ def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
             part.time_step_limit = limit
 
 
-def _refusal(target: Passes, native: NativeDecoder) -> str | None:
-    positions = probed_positions(target.config, target.max_length)
+def _refusal(target: Passes, tried: TriedDecoder) -> str | None:
+    positions = probed_positions(target.config, target.max_length).to(target.device)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
     cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}
     kinds = attention_plan(target.config).of_layers(target.config)
     passes = [(at, _calls(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
-    alike = _alike(target.layers, native, passes[0][1])
+    alike = _alike(target.layers, tried, passes[0][1])
     for index, *others in alike:
         module = _widened(target.layers[index])
         for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
-            why = _layer_refusal(target, native, index, module, at, sizes, calls[index], cuts.get(kinds[index], 0))
+            why = _layer_refusal(target, tried, index, module, at, sizes, calls[index], cuts.get(kinds[index], 0))
             if why is not None:
                 return f"layer {index} {why}"
         for other in others:
-            native._layers[other].rope = native._layers[index].rope
-    return _own_dtype_refusal(target, native, [group[0] for group in alike])
+            tried.rotate_by(other, tried.rope(index))
+    return _own_dtype_refusal(target, tried, [group[0] for group in alike])
 
 
-def _alike(layers: nn.ModuleList, native: NativeDecoder, calls: Sequence[LayerCall]) -> list[list[int]]:
+def _alike(layers: nn.ModuleList, tried: TriedDecoder, calls: Sequence[LayerCall]) -> list[list[int]]:
     """The indices of layers, in groups of a kind."""
     groups = defaultdict[Any, list[int]](list)
     for index, (layer, call) in enumerate(zip(layers, calls, strict=True)):
-        groups[_kind_of(layer), _numbers_in(native._layers[index]), call.shared].append(index)
+        groups[_kind_of(layer), tried.kind(index), call.shared].append(index)
     return list(groups.values())
 
 
@@ -347,7 +423,7 @@ def _tokens(target: Passes, count: int) -> Tensor:
 
 def _layer_refusal(
     target: Passes,
-    native: NativeDecoder,
+    tried: TriedDecoder,
     index: int,
     module: nn.Module,
     positions: Tensor,
@@ -356,19 +432,18 @@ def _layer_refusal(
     cut: int,
 ) -> str | None:
     """How a layer alone differs from its `module` in float32, or None; windows are shortened by `cut`."""
-    states = _spread(len(positions), target.hidden_size, sizes)
+    states = _spread(len(positions), target.hidden_size, sizes).to(target.device)
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
     if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
-    own = native._layers[index].rope
+    own = tried.rope(index)
     shape = target.kv_shapes[index]
     refused = None
-    others = sorted({-1, *range(len(native._ropes))} - {own}) if shape is not None else ()
+    others = sorted({-1, *range(tried.ropes)} - {own}) if shape is not None else ()
     for rope in (own, *others):
-        lone = SingleLayer(native, index, positions, rope, cut)
-        apart = trial.apart(lone.of(states, shape))
+        apart = trial.apart(tried.alone(index, positions, rope, cut, states, shape))
         if apart.max() <= 1:
-            native._layers[index].rope = rope
+            tried.rotate_by(index, rope)
             return None
         refused = refused or (
             f"is {float(apart.max()):.3g} times as far from its module as rounding allows, "
@@ -421,19 +496,14 @@ def _widened(layer: nn.Module) -> nn.Module:
     return made
 
 
-def _own_dtype_refusal(target: Passes, native: NativeDecoder, tried: Sequence[int]) -> str | None:
-    """How a pass of the decoder differs from the layers `tried`, each run on the states of the pass, or None."""
+def _own_dtype_refusal(target: Passes, tried: TriedDecoder, indices: Sequence[int]) -> str | None:
+    """How a pass of the decoder differs from some layers, each run on the states of the pass, or None."""
     count = min(_NEAR, target.max_length or _NEAR)
-    layers = target.num_layers
-    cache = _one_slot(native, target.kv_shapes, target.dtype, count)
-    tokens = _tokens(target, count)
-    staged = Staged(range(1), count, None, [0], None)
-    done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
-    states = done.taps.unbind(1)
+    states, outputs = tried.whole(_tokens(target, count), target.kv_shapes)
     calls = list[LayerCall]()
 
     def logits() -> Tensor:
-        calls[:], made = _calls(target, torch.arange(count), target.plan.windows, states[-1])
+        calls[:], made = _calls(target, torch.arange(count, device=target.device), target.plan.windows, states[-1])
         return made.float()
 
     head = RoundingTrial(target.model.get_output_embeddings(), target.dtype, logits)
@@ -441,8 +511,8 @@ def _own_dtype_refusal(target: Passes, native: NativeDecoder, tried: Sequence[in
     scale = calls[0].states.float().abs().amax()
     if not gap <= 4 * torch.finfo(target.dtype).eps * scale:
         return f"the embedding differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
-    trials = {"the head": (head, target.finish(done.logits))}
-    for index in tried:
+    trials = {"the head": (head, target.finish(outputs))}
+    for index in indices:
         layer, call = target.layers[index], calls[index]
         trial = RoundingTrial(layer, target.dtype, partial(_widely, call, layer, states[index]))
         trials[f"layer {index}"] = trial, states[index + 1]
