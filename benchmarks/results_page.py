@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from benchmarks.harness import script
 from benchmarks.pages import insert, markdown
-from eyas.bench.offline.report import training_words
+from eyas.bench.offline.report import describe_training
 from eyas.files import write_text
 from eyas.labs.sweep.trial import format_value, short_key
 
@@ -61,7 +61,7 @@ def _costs(report: Report) -> str:
     rows = []
     for one in filter(lambda one: one["weights_bytes"], report["methods"]):
         sizes = [f"{one[name] / 1e6:.1f}" for name in ("weights_bytes", "cache_bytes")]
-        rows.append([f"`{one['method']}`", f"`{one['tree']}`", *sizes, training_words(one["training"])])
+        rows.append([f"`{one['method']}`", f"`{one['tree']}`", *sizes, describe_training(one["training"])])
     return markdown(["method", "tree", "weights, MB", "cache, MB", "training"], rows)
 
 

@@ -28,7 +28,7 @@ HAS_KERNELS = kernels() is not None
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an empty cache directory, where an idle machine's measurements will lie."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machine, "_others_work", lambda: False)
+    monkeypatch.setattr(machine, "_machine_is_busy", lambda: False)
     return tmp_path / "eyas" / "machine"
 
 
@@ -47,7 +47,7 @@ def test_a_measurement_is_taken_once_for_all_processes_to_come(cache: Path) -> N
 def test_what_was_measured_on_a_busy_machine_holds_until_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([1, 2, 3])
     busy = [True]
-    monkeypatch.setattr(machine, "_others_work", lambda: busy[0])
+    monkeypatch.setattr(machine, "_machine_is_busy", lambda: busy[0])
     assert [measured_once("speed", lambda: next(numbers)) for _ in range(2)] == [1, 1]  # all processes agree
     busy[0] = False
     assert [measured_once("speed", lambda: next(numbers)) for _ in range(2)] == [2, 2]
@@ -67,7 +67,7 @@ def test_another_processor_or_torch_is_measured_anew(change: str, cache: Path, m
 
 
 def _measured_by_itself() -> float:
-    machine._others_work = lambda: False
+    machine._machine_is_busy = lambda: False
 
     def own_number() -> float:
         time.sleep(0.2)

@@ -142,7 +142,7 @@ def test_only_the_cores_that_are_ours_count(monkeypatch: pytest.MonkeyPatch) -> 
 def test_threads_that_wait_for_each_other_leave_cores_to_others(
     most: int, cores: int, others: float, best: int
 ) -> None:
-    assert runtime.threads_beside(others, cores, most) == best
+    assert runtime.usable_threads(others, cores, most) == best
 
 
 class Busy:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 PREFIXES = ("mtp-", "eagle3-", "dflash-", "dspark-")
 """How the names of drafters' files begin."""
-_OTHERS = ("mmproj",)
+_OTHER_PARTS = ("mmproj",)
 """How the names of further parts of a model begin that aren't models: projectors of images."""
 _QUANTIZATION = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4\w*|BF16|F16|F32))$", re.IGNORECASE)
 
 
 def is_model(file: Path) -> bool:
     """Whether the name of a GGUF file is that of a model, not of a drafter or of another part."""
-    return not file.name.lower().startswith((*PREFIXES, *_OTHERS))
+    return not file.name.lower().startswith((*PREFIXES, *_OTHER_PARTS))
 
 
 def companions(file: Path) -> list[Path]:

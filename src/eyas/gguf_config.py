@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.gguf_keys import Becomes, Keys, Used
+from eyas.gguf_keys import Consumed, Keys, ToConfig
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that the config states; no module holds them."""
@@ -186,7 +186,7 @@ _SIZE_OF_HEADS: Mapping[str, Callable[[Keys, int], int]] = {"mamba": lambda *_: 
 
 def _epsilon(keys: Keys) -> float:
     own = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-    kind = next(key for key in own if isinstance(keys.architecture.keys.get(key), Becomes))
+    kind = next(key for key in own if isinstance(keys.architecture.keys.get(key), ToConfig))
     return float(keys.need(kind, float))
 
 
@@ -288,7 +288,7 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
     """Attributes that are computed from several keys."""
     found: dict[str, Any] = {}
     heads = keys.take("attention.head_count", int, 0)
-    if isinstance(keys.architecture.keys["block_count"], Used):
+    if isinstance(keys.architecture.keys["block_count"], Consumed):
         found["num_hidden_layers"] = layers
     if "attention.head_count_kv" in keys.architecture.keys and keys.name not in _OWN_HEADS:
         found["num_key_value_heads"] = keys.take("attention.head_count_kv", int, heads)
@@ -435,7 +435,7 @@ def _scaled(keys: Keys, base: float, size: int, head: int) -> Rope:
     theta = {"rope_theta": base} | part
     short, long = _factors(keys, kind, size)
     original = _original(keys)
-    kept = _kept(size, base, original) if kind == "yarn" else torch.zeros(size // 2, dtype=torch.float64)
+    kept = _yarn_ramp(size, base, original) if kind == "yarn" else torch.zeros(size // 2, dtype=torch.float64)
 
     def turned(divisors: Tensor) -> Tensor:
         frequencies = _plain(base, size) / divisors
@@ -484,7 +484,7 @@ def _factors(keys: Keys, kind: str, size: int) -> tuple[Tensor, Tensor]:
     return read[-1], read[0]
 
 
-def _kept(size: int, base: float, original: int) -> Tensor:
+def _yarn_ramp(size: int, base: float, original: int) -> Tensor:
     """The part [D / 2] of each frequency that yarn doesn't scale, as `rope_yarn` in ggml computes it."""
 
     def turning(times: float) -> float:

@@ -73,10 +73,10 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     )
     for name in names.split()
 }  # fmt: skip
-_BEGINS = frozenset(
+_ADD_BOS = frozenset(
     "chameleon falcon-h1 falcon3 jina-v5-nano lfm2 llama-bpe llama-v3 llama3 midm-2.0 pixtral tekken".split()
 )
-_WHOLE = frozenset(
+_IGNORE_MERGES = frozenset(
     "falcon-h1 falcon3 glm4 glm5 jina-v5-nano lfm2 llama-bpe llama-v3 llama3 midm-2.0 minicpm5 pixtral tekken "
     "youtu".split()
 )
@@ -96,7 +96,9 @@ class Rule(NamedTuple):
     """Whether tokens are written in GPT-2's alphabet of bytes; otherwise in plain text, with ▁ for a space."""
 
 
-RULES = {name: Rule(found, name in _BEGINS, name in _WHOLE, name not in _PLAIN) for name, found in _SPLITS.items()}
+RULES = {
+    name: Rule(found, name in _ADD_BOS, name in _IGNORE_MERGES, name not in _PLAIN) for name, found in _SPLITS.items()
+}
 """Name -> rule."""
 
 

@@ -22,7 +22,7 @@ WEIGHTS = "gguf.path"
 """The file in such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 """llama.cpp's architectures that are drafters."""
-_FORM = 6
+_FORMAT_VERSION = 6
 """Version of the folders' contents; a change makes them be converted again."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -35,7 +35,7 @@ def target_folder(name: str) -> str:
     file, UsageError for a folder with several.
     """
     file = named_file(name)
-    return name if file is None else _made(file)
+    return name if file is None else _converted(file)
 
 
 def named_file(name: str) -> Path | None:
@@ -69,13 +69,13 @@ def weights_file(folder: str | Path) -> Path | None:
     return Path(named.read_text(encoding="utf-8")) if named.is_file() else None
 
 
-def _made(file: Path) -> str:
+def _converted(file: Path) -> str:
     file = file.resolve()
     stat = file.stat()
-    identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {_FORM}".encode()).hexdigest()[:8]
+    identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {_FORMAT_VERSION}".encode()).hexdigest()[:8]
     name = f"{file.stem}-{identity}"
     try:
-        return str(made_in_cache("gguf", lambda parent: _folder_made(file, parent / name)))
+        return str(made_in_cache("gguf", lambda parent: _converted_folder(file, parent / name)))
     except OSError as error:
         raise ModelError(
             f"{file} needs a folder for its config and tokenizer, and none can be written ({error}): set "
@@ -83,7 +83,7 @@ def _made(file: Path) -> str:
         ) from error
 
 
-def _folder_made(file: Path, folder: Path) -> Path:
+def _converted_folder(file: Path, folder: Path) -> Path:
     """The folder of transformers' files for a GGUF file at `folder`, made if missing; `file` if it is a drafter's.
 
     Raises OSError if it can't be written.

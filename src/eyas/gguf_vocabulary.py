@@ -52,7 +52,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
 }
 """Tokenizer model -> the ids of roles that no key names. For byte-level BPE llama.cpp takes 11, which is Falcon's end
 and a comma elsewhere; eyas takes none."""
-_NAMED = {
+_ROLE_TEXTS = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE> <|code_prefix|> "
     "<|prefix|>",
     "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim▁hole\uff5c> <SUF> ▁<SUF> <|code_suffix|> "
@@ -64,7 +64,7 @@ _NAMED = {
     "fim_sep": "<|file_sep|>",
 }  # fmt: skip
 """A role -> the texts by which its token is known if no key names it."""
-_ENDS = (
+_END_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
     "<\uff5cend▁of▁sentence\uff5c> [e~["
@@ -73,7 +73,7 @@ _ENDS = (
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ALWAYS_BEGIN = frozenset({"gemma4", "granite-embed-multi-311m"})
 """Rules whose texts begin with the bos token whatever the file says: early files of Gemma 4 are wrong."""
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_VISIBLE_MARKERS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """Markers of gpt-oss that belong to the text, whatever the file says."""
 _UNUSED = frozenset({
     "cls_token_id", "token_type_count", "add_sep_token",  # of encoders
@@ -154,7 +154,7 @@ def read_scheme(file: Gguf) -> Scheme | None:
     if model is None or model in NO_VOCABULARY:
         return None
     if model not in (SENTENCEPIECE_BPE, BYTE_LEVEL_BPE, UNIGRAM, GEMMA4):
-        raise ModelError(f"the tokenizer in {path} is of the kind {model}, which eyas doesn't read: {_INSTEAD}")
+        raise ModelError(f"the tokenizer in {path} is of the kind {model}, which eyas doesn't read: {_ADVICE}")
     rule = _rule(file, str(model))
     tokens = metadata.get(_KEY + "tokens")
     if not isinstance(tokens, SkippedArray):
@@ -192,7 +192,7 @@ def read_vocabulary(file: Gguf, scheme: Scheme) -> Vocabulary:
         for kind in _per_token(file, "token_type", scheme.size, TokenKind.NORMAL)
     ]
     ids = dict(scheme.ids)
-    for role, texts in _NAMED.items():
+    for role, texts in _ROLE_TEXTS.items():
         named = next((by_text[text] for text in texts.split() if text in by_text), None)
         if role not in ids and named is not None:
             ids[role] = named
@@ -202,7 +202,7 @@ def read_vocabulary(file: Gguf, scheme: Scheme) -> Vocabulary:
     return Vocabulary(tokens, kinds, scores, _merges(file) if scheme.rule is not None else [], ends)
 
 
-_INSTEAD = "its tokens would differ from those that the model was trained on; use the model's own folder"
+_ADVICE = "its tokens would differ from those that the model was trained on; use the model's own folder"
 
 
 def _refuse_unknown_keys(file: Gguf) -> None:
@@ -229,7 +229,7 @@ def _rule(file: Gguf, model: str) -> str | None:
         return "default"
     if rule not in RULES:
         raise ModelError(
-            f"the tokenizer in {file.path} splits text by the rule {rule}, which eyas doesn't know: {_INSTEAD}"
+            f"the tokenizer in {file.path} splits text by the rule {rule}, which eyas doesn't know: {_ADVICE}"
         )
     return str(rule)
 
@@ -273,11 +273,11 @@ def _special_ids(file: Gguf, model: str, size: int) -> dict[str, int]:
 def _ends(by_text: Mapping[str, int], ids: Mapping[str, int], kinds: list[TokenKind]) -> frozenset[int]:
     """The tokens that end an answer; corrects `kinds` of tokens that are known by their text."""
     ends = {ids[role] for role in _ENDING_ROLES if role in ids}
-    for text in _ENDS:
+    for text in _END_TEXTS:
         if text in by_text:
             ends.add(by_text[text])
             kinds[by_text[text]] = TokenKind.CONTROL
-    for text in _SHOWN:
+    for text in _VISIBLE_MARKERS:
         if text in by_text:
             kinds[by_text[text]] = TokenKind.USER_DEFINED
     found = {text for text, token in by_text.items() if token in ends}

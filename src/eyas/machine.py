@@ -70,11 +70,11 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     try:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
         kept = _kept(path)
-        if kept is None or not _holds(kept):
+        if kept is None or not _is_current(kept):
             with writing(path) as file:  # one at a time: a process that waited here reads the other's result
                 kept = _kept(path)
-                if kept is None or not _holds(kept):
-                    kept = made_by | {"provisional": _others_work()} | _signed(measure())
+                if kept is None or not _is_current(kept):
+                    kept = made_by | {"provisional": _machine_is_busy()} | _with_hash(measure())
                 json.dump(kept, file, indent=2)
     except OSError as error:
         _LOG.info("%s is measured in every process, since it can't be kept: %s", name, error)
@@ -83,13 +83,13 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     return measured
 
 
-def _holds(kept: Mapping[str, Any]) -> bool:
+def _is_current(kept: Mapping[str, Any]) -> bool:
     """Whether a measurement needn't be repeated now: a provisional one holds as long as others are busy."""
-    return not kept["provisional"] or _others_work()
+    return not kept["provisional"] or _machine_is_busy()
 
 
 @cache
-def _others_work() -> bool:
+def _machine_is_busy() -> bool:
     """Whether other processes keep more than `_IDLE` cores busy, as seen at this process's first call."""
     return cores_of_others() > _IDLE
 
@@ -100,7 +100,7 @@ def _kept(path: Path) -> dict[str, Any] | None:
         return None
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if kept["digest"] == _signed(kept["measured"])["digest"] and isinstance(kept["provisional"], bool):
+        if kept["digest"] == _with_hash(kept["measured"])["digest"] and isinstance(kept["provisional"], bool):
             return kept
     except (ValueError, KeyError, TypeError):  # not JSON, or not in this form
         pass
@@ -108,14 +108,14 @@ def _kept(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _signed(measured: Any) -> dict[str, Any]:
+def _with_hash(measured: Any) -> dict[str, Any]:
     """A measurement with its hash, which reveals damage."""
     return {"measured": measured, "digest": hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:16]}
 
 
 _SLOWDOWN = 1.5
 """Slowdown relative to float32 up to which half precision is still worth its smaller memory."""
-_MANY = 256
+_COMPUTE_BOUND_TOKENS = 256
 """Tokens in a matrix product that is compute-bound."""
 
 
@@ -158,7 +158,7 @@ def cpu_trains_in(dtype: torch.dtype) -> bool:
     """
     if dtype == torch.float32 or not cpu_computes_in(dtype):
         return dtype == torch.float32
-    return _product_seconds(dtype, _MANY) <= _product_seconds(torch.float32, _MANY)
+    return _product_seconds(dtype, _COMPUTE_BOUND_TOKENS) <= _product_seconds(torch.float32, _COMPUTE_BOUND_TOKENS)
 
 
 def _product_seconds(dtype: torch.dtype, count: int = 8) -> float:

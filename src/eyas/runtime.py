@@ -34,7 +34,7 @@ _M_ARENA_MAX = -8
 _KEEP = 2**31 - 1
 _HUGE_PAGE = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-_LOOK_SECONDS = 0.5
+_MIN_LOOK_SECONDS = 0.5
 """Shortest interval for measuring other processes' work: the system counts it in hundredths of a second."""
 KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 """Environment variable -> number of compiled kernels that torch or oneDNN keeps, for `keep_few_kernels`."""
@@ -215,7 +215,7 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     @torch.inference_mode()
     def guarded(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        with attention_of_any_shape() if on_gpu else nullcontext():
+        with without_cudnn_attention() if on_gpu else nullcontext():
             return function(*args, **kwargs)
 
     @wraps(function)
@@ -226,7 +226,7 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 
 @contextmanager
-def attention_of_any_shape() -> Iterator[None]:
+def without_cudnn_attention() -> Iterator[None]:
     """In the block, keep CUDA attention off cuDNN, which builds a plan for every new shape.
 
     PyTorch prefers cuDNN on Hopper and Blackwell. A plan takes 25 to 500 ms, which pays off only if shapes recur often;
@@ -352,13 +352,13 @@ class SpareCores:
         """Set the number of threads by the cores that others used since the last change, at most every half second."""
         import torch
 
-        if not self._follows or self._most == 1 or self._watch.seconds < _LOOK_SECONDS:
+        if not self._follows or self._most == 1 or self._watch.seconds < _MIN_LOOK_SECONDS:
             return
         others = self._watch.look()
         if others is None:
             return
         cores = len(os.sched_getaffinity(0))
-        threads = threads_beside(others, cores, self._most)
+        threads = usable_threads(others, cores, self._most)
         if threads < self._most and not self._said:
             self._said = True
             _LOG.warning(
@@ -372,7 +372,7 @@ class SpareCores:
         torch.set_num_threads(threads)
 
 
-def threads_beside(others: float, cores: int, most: int) -> int:
+def usable_threads(others: float, cores: int, most: int) -> int:
     """How many threads that wait for each other pay off next to `others` busy cores: `most`, or one per free core.
 
     Free cores are rounded to the nearest number: a thread that waits half of the time halves the speed of all.

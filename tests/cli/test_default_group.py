@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.cli.common.aliases import A_DRAFTER, A_TARGET
+from eyas.cli.common.aliases import DRAFTER_HELP, TARGET_HELP
 from eyas.cli.common.verb import EXPERT
 
 from ..verbs import DEFAULTED, GROUPS
@@ -68,8 +68,8 @@ def test_help_puts_what_experts_need_last_and_then_examples(run: Run, words: str
 def test_a_target_and_a_drafter_are_described_alike_everywhere(run: Run) -> None:
     for words in ("generate", "chat", "serve", "verify", "doctor", "plan", "pipeline", "bench measure", "bench trees"):
         shown = " ".join(run(*words.split(), "--help").stdout.split())
-        assert f"The target: {A_TARGET}." in shown, words
-        assert words in ("plan", "pipeline") or A_DRAFTER in shown, words
+        assert f"The target: {TARGET_HELP}." in shown, words
+        assert words in ("plan", "pipeline") or DRAFTER_HELP in shown, words
     required = run("generate", "--help").stdout.partition("Common:")[0]
     assert required.split()[-1] == "[required]"
 

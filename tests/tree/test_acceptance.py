@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from eyas.tree import acceptance as rates
-from eyas.tree.acceptance import GROUPS, Acceptance, LearnedValues, graded, never_rising
+from eyas.tree.acceptance import GROUPS, Acceptance, LearnedValues, graded, non_increasing
 from eyas.tree.draft_tree import DraftTree, Proposal, Source, TreeSpec
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTERS, bins
@@ -22,7 +22,7 @@ from eyas.tree.values import BIN_CENTERS, bins
 def test_never_rising_is_isotonic_regression(points: list[tuple[float, float]]) -> None:
     values, weights = np.array(points).T
     expected = isotonic_regression(values, weights=weights, increasing=False).x
-    np.testing.assert_allclose(never_rising(values, weights), expected, atol=1e-9)
+    np.testing.assert_allclose(non_increasing(values, weights), expected, atol=1e-9)
 
 
 def seen(acceptance: Acceptance, group: int, later: bool, p: float, rate: float, rounds: int = 400) -> None:

@@ -187,7 +187,7 @@ class Drafter(Protocol):
         return
 
 
-_HELD = 64
+_MAX_HELD = 64
 """How many appends are held before their pairs are sorted by slot, and the most pairs of an append that is held."""
 
 
@@ -229,12 +229,12 @@ class DeferredPairs:
         given = [(row, slot, count) for row, (slot, count) in enumerate(zip(rows, counts, strict=True)) if count]
         for _, slot, count in given:
             self.lengths[slot] += count
-        if sum(counts) > _HELD:
+        if sum(counts) > _MAX_HELD:
             self._sort()
             for row, slot, count in given:
                 self._pieces[slot].append(_Piece(next_tokens[row, :count], taps[row, :count]))
         elif given:
-            if len(self._held) >= _HELD or (self._held and self._held[0][0].shape != next_tokens.shape):
+            if len(self._held) >= _MAX_HELD or (self._held and self._held[0][0].shape != next_tokens.shape):
                 self._sort()
             width = next_tokens.shape[1]
             pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]

@@ -21,7 +21,16 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import DeferredPairs, Drafter, SlotPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
-from eyas.drafters.network import Attend, DraftNetwork, Sight, Stage, Within, by_layer, run_pass, staged_attention
+from eyas.drafters.network import (
+    Attend,
+    DraftNetwork,
+    RecordedView,
+    StagedPass,
+    WindowView,
+    by_layer,
+    run_pass,
+    staged_attention,
+)
 from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import UsageError
 from eyas.runtime import inference, to_device
@@ -194,7 +203,7 @@ class Proposer:
         self.decoder = network.decoder()
         """Its layers as one native pass that replaces the modules; None = the modules run."""
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:
         """The levels of a draft of `depth` levels; `within` is given while a draft is recorded."""
         network = self.network
         if isinstance(network, HeadsNetwork):
@@ -263,7 +272,7 @@ class Proposer:
         return self._run(pairs.cache, rows, (tokens, hidden), width, layout, guesses=False)
 
     def run_guesses(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, within: Within | None = None
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, within: RecordedView | None = None
     ) -> Tensor:
         """Run the pairs [R, Q] of guesses that each follow the one before; the states [R, Q, H] that the head reads."""
         count, width = tokens.shape
@@ -299,7 +308,7 @@ class Proposer:
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
             positions = lengths.unsqueeze(1) + steps
-            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
+            stage = StagedPass(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
             # a pair that is read may be a row's last one: the first guess would follow it
             first = lengths.unsqueeze(1) if guesses else positions + 1
             attend = self.attention(cache, rows, stage, positions, first)
@@ -309,18 +318,18 @@ class Proposer:
         return compute
 
     def run_level(
-        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
+        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: StagedPass
     ) -> tuple[Tensor, Tensor]:
         """Run a level's nodes on their parents' states `fed`: the nodes' states [R, W, H], and the next logits."""
         attend = self.attention(cache, rows, stage, positions, stage.lengths.unsqueeze(1))
         fed, normed = self.network.step(tokens, fed, positions, attend)
         return fed, self.network.logits(normed)
 
-    def attention(self, cache: SlotCache, rows: range, stage: Stage, positions: Tensor, first: Tensor) -> Attend:
-        """Attention of tokens at `positions` [R, S], in the window of each layer; see `Sight` for `first`."""
+    def attention(self, cache: SlotCache, rows: range, stage: StagedPass, positions: Tensor, first: Tensor) -> Attend:
+        """Attention of tokens at `positions` [R, S], in the window of each layer; see `WindowView` for `first`."""
 
         def attend_in(window: SlidingWindow | None) -> Attend:
-            sight = None if window is None else Sight(window, positions, first)
+            sight = None if window is None else WindowView(window, positions, first)
             return staged_attention(cache, rows, stage._replace(sight=sight))
 
         return by_layer(self.network.layer_windows or (None,), attend_in)
@@ -393,7 +402,7 @@ class NetworkDrafter(Drafter):
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
             parts = iter(given)
             its = Warp._make(None if absent else next(parts) for absent in missing)
-            within = None if end is None else Within(end, lengths)
+            within = None if end is None else RecordedView(end, lengths)
             growth = spec.start(len(rows), self._ids.device)
             tree = self._grow(
                 self.proposer.levels(self.pairs, rows, self._depth(spec), within), growth, self._depth(spec), its
@@ -520,7 +529,9 @@ class ModuleLevels:
 
     sure: Tensor | None = None
 
-    def __init__(self, proposer: Proposer, pairs: NetworkPairs, rows: range, within: Within | None = None) -> None:
+    def __init__(
+        self, proposer: Proposer, pairs: NetworkPairs, rows: range, within: RecordedView | None = None
+    ) -> None:
         self._proposer = proposer
         self._cache = pairs.cache
         self._rows = rows
@@ -553,7 +564,7 @@ class ModuleLevels:
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             tokens, fed, seen = given
             positions = (lengths + level).unsqueeze(1).expand(-1, width)
-            stage = Stage(lengths, seen, before, level=level, end=end)
+            stage = StagedPass(lengths, seen, before, level=level, end=end)
             return self._proposer.run_level(self._cache, rows, tokens, fed, positions, stage)
 
         inputs = (frontier.tokens, fed, self._seen)

@@ -22,7 +22,7 @@ LONGEST_MATCH = 64
 """The tokens over which a match is measured; longer ones are as good as certain."""
 
 
-def goes_on(length: int) -> float:
+def continuation_rate(length: int) -> float:
     """The probability that a text that was copied for `length` tokens is copied for one more.
 
     So it is copied for n more with probability length / (length + n): the longer a copy, the longer it goes on. What

@@ -140,7 +140,7 @@ class HybridDrafter(Drafter):
         self.max_fanout = network.max_fanout
         self.default_tree = network.default_tree
         self._values = LearnedValues()
-        self._usual: float | None = None
+        self._mean_accepted: float | None = None
         """The usual number of accepted tokens per row when the network drafts; None = it never did."""
         self._last: _Drafted | None = None
         self._drafting: float | None = None
@@ -183,7 +183,7 @@ class HybridDrafter(Drafter):
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
         values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
-        rests = spec.found_only or (some and self._suffice(copies, wanted, spec, values, groups))
+        rests = spec.found_only or (some and self._copies_suffice(copies, wanted, spec, values, groups))
         device = self._device
         if rests:
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
@@ -202,7 +202,7 @@ class HybridDrafter(Drafter):
         self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree
 
-    def _suffice(
+    def _copies_suffice(
         self, copies: DraftTree, wanted: Sequence[bool], spec: TreeSpec, values: ValueTable, groups: Tensor
     ) -> bool:
         """Whether the `wanted` rows' copies alone bring more tokens a second than together with the network's guesses.
@@ -212,18 +212,18 @@ class HybridDrafter(Drafter):
         together, so it drafts for all rows if it is worth its time. It isn't left out for copies that promise less than
         it usually brings, or less than a token: it might then never be asked again.
         """
-        if self._usual is None or self._drafting is None or not self._verifying:
+        if self._mean_accepted is None or self._drafting is None or not self._verifying:
             return False
-        least = max(1.0, self._usual)
+        least = max(1.0, self._mean_accepted)
         if copies.max_depth < least:  # a token a level at most
             return False
-        goes_on = self._usual / (1.0 + self._usual)  # n[k] = goes_on ** k, whose sum is the usual number
+        continues = self._mean_accepted / (1.0 + self._mean_accepted)  # n[k] = continues ** k, whose sum is the mean
         alone = added = needed = 0.0
         for levels, want in zip(expected_levels(copies, values, groups, spec.copy_exponents), wanted, strict=True):
             if want:
                 alone += 1.0 + sum(levels)
                 needed += 1.0 + least
-                added += self._usual - sum(goes_on**k * right for k, right in enumerate(levels, 1))
+                added += self._mean_accepted - sum(continues**k * right for k, right in enumerate(levels, 1))
         return alone >= needed and self._drafting / self._verifying * alone >= added
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
@@ -231,7 +231,7 @@ class HybridDrafter(Drafter):
         if not drafted.rested:
             for count in counts:
                 if count:
-                    self._usual = _mean(self._usual, count - 1.0)
+                    self._mean_accepted = _mean(self._mean_accepted, count - 1.0)
         if not drafted.learns:
             return
         paths = [

@@ -85,15 +85,15 @@ def make_drafter(
             raise UsageError(f"method {options.method} needs a drafter, or the target's files to find one in")
         assert parsed.kind is not None
         network = IN_TARGET[parsed.kind](local_directory(base_of(find_target(model))), target)
-        return _united(_decoding(network, target, options.window, options.quantize), lookup, target)
+        return _hybrid(_decoding(network, target, options.window, options.quantize), lookup, target)
     if parsed.kind in (None, "mtp") and (heads := _heads(source, of_target=parsed.kind is not None)) is not None:
         _check_heads(options)
-        return _united(_decoding(mtp.load(heads, target), target, options.window, options.quantize), lookup, target)
+        return _hybrid(_decoding(mtp.load(heads, target), target, options.window, options.quantize), lookup, target)
     if parsed.kind in (None, SMALL_LM):
         if holds_language_model(local_directory(source)):
             _check_small_lm(options)
             quantize = None if options.quantize == "off" else options.quantize
-            return _united(load_small_lm(source, target, tokenizer, quantize), lookup, target)
+            return _hybrid(load_small_lm(source, target, tokenizer, quantize), lookup, target)
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
     drafter = load_drafter(
@@ -105,7 +105,7 @@ def make_drafter(
         window=options.window,
         quantize=options.quantize,
     )
-    return _united(drafter, lookup, target)
+    return _hybrid(drafter, lookup, target)
 
 
 def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str | Path | None) -> Drafter:
@@ -124,13 +124,13 @@ def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str |
         except EyasError as error:
             passed.append(f"{one.name} ({str(error).splitlines()[0]})")
             continue
-        LOADING.info("drafter: %s, %s%s", one.name, one.where, _told(passed, model, one.source))
+        LOADING.info("drafter: %s, %s%s", one.name, one.where, _log_suffix(passed, model, one.source))
         return made
-    LOADING.info("drafter: none is here, so suffix decoding%s", _told(passed, model, None))
+    LOADING.info("drafter: none is here, so suffix decoding%s", _log_suffix(passed, model, None))
     return make_drafter(DrafterOptions(method="suffix"), target)
 
 
-def _told(passed: Sequence[str], model: str | Path, taken: str | None) -> str:
+def _log_suffix(passed: Sequence[str], model: str | Path, taken: str | None) -> str:
     """The drafters that were not taken: those that don't fit, and published ones that aren't on this machine."""
     elsewhere = [pair.drafter for pair in published(model) if local_copy(pair.drafter, model) is None]
     return "".join(
@@ -165,7 +165,7 @@ def _check_small_lm(options: DrafterOptions) -> None:
         raise UsageError(f"{options.source} is a language model: leave out the drafter's weights and config keys")
 
 
-def _united(network: Drafter, lookup: LookupDrafter | None, target: Target) -> Drafter:
+def _hybrid(network: Drafter, lookup: LookupDrafter | None, target: Target) -> Drafter:
     """A drafter with weights, combined with the method without weights if there is one."""
     return network if lookup is None else HybridDrafter(network, lookup, target.device)
 

@@ -287,7 +287,7 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
         # in bf16 a frequency is off by up to 0.4%: after a few hundred positions the angle is meaningless
         return super()._apply(lambda t: t.to(fn(t).device), recurse)
 
-    def turned(self, keys: Tensor, by: int) -> Tensor:
+    def rotated_by(self, keys: Tensor, by: int) -> Tensor:
         """Rotate already rotated keys [..., D] by another `by` positions; of wider keys only the last channels.
 
         This is only correct if the frequencies don't depend on the length of a sequence.
@@ -403,7 +403,7 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-class Stage(NamedTuple):
+class StagedPass(NamedTuple):
     """Where a pass of the network's modules stages its keys and values, and what its tokens see."""
 
     lengths: Tensor  # [R] the number of pairs that were read
@@ -414,10 +414,10 @@ class Stage(NamedTuple):
     first: int = 0  # the first of a row's own pairs that is seen
     end: int | None = None  # the number of columns that are read, if fixed
     level: int = 0  # of the draft; the root's children are level 0
-    sight: Sight | None = None  # in a sliding window; None = all positions are seen
+    sight: WindowView | None = None  # in a sliding window; None = all positions are seen
 
 
-class Sight(NamedTuple):
+class WindowView(NamedTuple):
     """How far back the tokens of a pass see."""
 
     window: SlidingWindow
@@ -430,7 +430,7 @@ class Sight(NamedTuple):
         return self.window.near(queries, columns, first)
 
 
-class Within(NamedTuple):
+class RecordedView(NamedTuple):
     """A recorded draft's view of the cache: the columns that its passes read, and how many of them are committed."""
 
     end: int
@@ -445,7 +445,7 @@ def run_pass(
     compute: Compute,
     staged: int,
     layout: RaggedLayout | None = None,
-    within: Within | None = None,
+    within: RecordedView | None = None,
 ) -> tuple[Tensor, ...]:
     """Run the modules up to column `staged` after each row's pairs: as a recorded pass if possible."""
     if within is not None:
@@ -462,7 +462,7 @@ def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tenso
     return to_device(cache.lengths[rows.start : rows.stop], device)
 
 
-def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
+def staged_attention(cache: SlotCache, rows: range, stage: StagedPass) -> Attend:
     """Attention that stages its keys and values where `stage` says."""
     cache.reserve(cache.start(rows) + stage.seen.shape[2], stage.before)
     width = stage.seen.shape[2] - stage.before

@@ -13,7 +13,7 @@ from eyas.drafters.in_target import NAMES as IN_TARGET
 from eyas.drafters.kinds import KINDS
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm import OTHER_NAME as SMALL_LM_TOO
-from eyas.drafters.weightless import ALONE, METHODS
+from eyas.drafters.weightless import METHODS, NOT_COMBINABLE
 from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, UsageError
 from eyas.hub import find_drafter
@@ -36,7 +36,7 @@ def needs_no_drafter(method: str | None) -> bool:
 
 def _lookups() -> tuple[str, ...]:
     """The methods that can be combined with a draft model; of other packages' methods, that is known once made."""
-    return (*(name for name in METHODS if name not in ALONE), PREDICTION)
+    return (*(name for name in METHODS if name not in NOT_COMBINABLE), PREDICTION)
 
 
 def _of_files() -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def read_method(text: str | None) -> Method:
         return Method(False, None, text)
     kind, plus, lookup = (text or "").partition("+")
     kind = SMALL_LM if kind == SMALL_LM_TOO else kind
-    if plus and (lookup in ALONE or not (lookup == PREDICTION or lookup in METHODS)):
+    if plus and (lookup in NOT_COMBINABLE or not (lookup == PREDICTION or lookup in METHODS)):
         raise UsageError(f"unknown method {text!r}: there is no {lookup or 'name'} to add; write one of {_hybrids()}")
     if kind and kind != SMALL_LM and kind not in KINDS:
         if plus:

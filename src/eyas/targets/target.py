@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from eyas.errors import UnsupportedModelError
-from eyas.runtime import attention_of_any_shape
+from eyas.runtime import without_cudnn_attention
 from eyas.targets.architecture import refused_where_it_fails
 from eyas.targets.parameters import weight_formats
 from eyas.targets.passes import EmbeddingAndHead, Passes
@@ -63,7 +63,7 @@ class Target(Passes):
 
         What stands at padded positions means nothing.
         """
-        with self.backend.running(), attention_of_any_shape():
+        with self.backend.running(), without_cudnn_attention():
             if self.native is not None:  # by the passes that serve, two to six times as fast as the modules
                 return _in_chunks(self, tokens, lengths.tolist(), taps, NATIVE_CHUNK)
             if tokens.shape[1] <= AT_ONCE:

@@ -170,7 +170,7 @@ class Acceptance:
         rates = (self._accepted[some] + _PRIOR * self._prior(some)) / weight
         for index, group in enumerate(some):
             for later in range(2):
-                self._rates[group, later] = never_rising(rates[index, later], weight[index, later])
+                self._rates[group, later] = non_increasing(rates[index, later], weight[index, later])
         self._table = ValueTable(self._rates)
         return self._table
 
@@ -204,7 +204,7 @@ class LearnedValues:
             self.table = self._acceptance.table()
 
 
-def never_rising(values: Array, weights: Array) -> Array:
+def non_increasing(values: Array, weights: Array) -> Array:
     """The non-increasing sequence closest to `values` [K] by weighted least squares."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):

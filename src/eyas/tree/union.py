@@ -25,7 +25,7 @@ from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import DraftTree, Source, TreeSpec, all_valid
 from eyas.tree.values import ValueTable
 
-_COPIED = frozenset((Source.LOOKUP, Source.DISPUTED))
+_COPY_SOURCES = frozenset((Source.LOOKUP, Source.DISPUTED))
 """The sources of nodes that no network guessed."""
 _MAX_STEP = -1e-6
 """Upper bound on a step's logarithm, so that a child is worth less than its parent despite rounding."""
@@ -175,7 +175,7 @@ class _Rows(NamedTuple):
                 own = min(step, 0.0)
                 if values is not None:
                     own = values.of_step(own, (parent, source) in begun, group + GROUPS * source)
-                if source in _COPIED:
+                if source in _COPY_SOURCES:
                     own *= power
                 if usable:
                     begun.add((parent, source))
@@ -192,11 +192,11 @@ class _Rows(NamedTuple):
         for valid, sources, sums in zip(self.valid, self.sources, worth, strict=True):
             network = copies = 0.0
             for usable, source, value in zip(valid, sources, sums, strict=True):
-                if usable and source in _COPIED:
+                if usable and source in _COPY_SOURCES:
                     copies += math.exp(value)
                 elif usable and source == Source.NETWORK:
                     network += math.exp(value)
-            dropped = {Source.NETWORK} if copies > network else _COPIED
+            dropped = {Source.NETWORK} if copies > network else _COPY_SOURCES
             made.append([usable and source not in dropped for usable, source in zip(valid, sources, strict=True)])
         return made
 
@@ -251,7 +251,7 @@ def _united_on_host(
     ):
         promise.append(0.0)
         for wanted, source, value in zip(chosen, sources, sums, strict=True):
-            if wanted and source not in _COPIED:
+            if wanted and source not in _COPY_SOURCES:
                 promise[-1] += math.exp(value) / (calibration if source == Source.NETWORK else 1.0)
     return replace(
         rows.tree(kept, depth),

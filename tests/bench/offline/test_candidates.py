@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eyas.bench.offline.candidates import Candidate, choose, doubt, give_or_take, joint_margin
+from eyas.bench.offline.candidates import Candidate, choose, doubt, joint_margin, with_margin
 
 from .candidates import candidate
 
@@ -95,8 +95,8 @@ def test_what_cannot_be_true_is_never_the_fastest() -> None:
 
 
 def test_figures_stand_beside_their_margins() -> None:
-    assert give_or_take("{:.2f}x", 1.284, 0.307) == "1.28x ±0.31"
-    assert give_or_take("{:.1f}", 31.2, 2.0) == "31.2 ±2.0"
-    assert give_or_take("{:.2f}", 2.0, None) == "2.00 ±?"
+    assert with_margin("{:.2f}x", 1.284, 0.307) == "1.28x ±0.31"
+    assert with_margin("{:.1f}", 31.2, 2.0) == "31.2 ±2.0"
+    assert with_margin("{:.2f}", 2.0, None) == "2.00 ±?"
     assert joint_margin([0.3, 0.4]) == pytest.approx(0.25)
     assert joint_margin([0.3, None]) is joint_margin([]) is None

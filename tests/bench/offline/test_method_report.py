@@ -12,7 +12,7 @@ from rich.console import Console
 
 from eyas.bench.offline.candidates import impossible
 from eyas.bench.offline.methods import MethodChoice, OpenedMethod, Skipped
-from eyas.bench.offline.report import COMPARISON, MethodComparison, Quartiles, compared, training_words
+from eyas.bench.offline.report import COMPARISON, MethodComparison, Quartiles, compared, describe_training
 from eyas.bench.offline.runner import MethodResult
 from eyas.bench.report.figures import methods_figure
 from eyas.types import Stats
@@ -155,8 +155,8 @@ def test_every_figure_is_defined_once() -> None:
 
 
 def test_training_in_words() -> None:
-    assert training_words({"steps": 1500, "seconds": 2146.3}) == "1500 steps, 36 min"
-    assert training_words({"rows": 3}) == training_words(None) == ""
+    assert describe_training({"steps": 1500, "seconds": 2146.3}) == "1500 steps, 36 min"
+    assert describe_training({"rows": 3}) == describe_training(None) == ""
 
 
 def test_the_plot_draws_what_the_table_prints(monkeypatch: pytest.MonkeyPatch) -> None:

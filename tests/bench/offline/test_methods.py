@@ -15,9 +15,9 @@ from eyas.bench.offline.methods import (
     MethodChoice,
     MethodOpener,
     all_choices,
-    held_bytes,
     named_choices,
     preset_choices,
+    reachable_bytes,
     with_trees,
     without_drafter,
 )
@@ -112,7 +112,7 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
     for one in opened[:2]:
         one.engine.generate([request])
     for one in opened[:2]:
-        one.weigh(target)
+        one.measure_memory(target)
         cache = one.engine.speculation.drafter.pairs.cache  # type: ignore[union-attr,attr-defined]
         assert cache.nbytes() <= one.cache < cache.nbytes() + 100_000
         assert cache.nbytes() > 0
@@ -129,25 +129,25 @@ class Holder:
 
 def test_tensors_count_with_their_storage_and_once() -> None:
     one = torch.zeros(1000)
-    held = held_bytes(Holder(whole=one, part=one[:10], again=[one]))
+    held = reachable_bytes(Holder(whole=one, part=one[:10], again=[one]))
     assert 4000 <= held < 8000
-    assert held_bytes(Holder(far=Holder(tensor=one)), beyond=one) < 2000
-    assert held_bytes(Holder(network=nn.Linear(100, 100))) >= 4 * 10100
+    assert reachable_bytes(Holder(far=Holder(tensor=one)), beyond=one) < 2000
+    assert reachable_bytes(Holder(network=nn.Linear(100, 100))) >= 4 * 10100
 
 
 def test_what_another_holds_too_is_its_own() -> None:
     lent = torch.zeros(10000)
     table = {(n, n + 1): n for n in range(1000, 2000)}
     owner = Holder(embedding=lent, table=table)
-    assert 50_000 < held_bytes(owner, Holder(weights=[lent])) < held_bytes(owner) - 39_000
-    assert held_bytes(owner, [lent, table]) < 2000
+    assert 50_000 < reachable_bytes(owner, Holder(weights=[lent])) < reachable_bytes(owner) - 39_000
+    assert reachable_bytes(owner, [lent, table]) < 2000
 
 
 def test_the_program_is_nobodys() -> None:
-    assert held_bytes(Holder(code=held_bytes, room=torch, kind=Holder, method=Holder.__init__)) < 2000
+    assert reachable_bytes(Holder(code=reachable_bytes, room=torch, kind=Holder, method=Holder.__init__)) < 2000
 
 
 def test_a_circle_ends() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    assert held_bytes(circle) > 0
+    assert reachable_bytes(circle) > 0

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from eyas.cli.common.aliases import REFUSED, VLLM_KEYS, SpeculationAliases, option_name
 from eyas.cli.common.options import DraftOptions, TargetPanel
-from eyas.cli.common.verb import Given, Spread, add_verb
+from eyas.cli.common.verb import GivenOptions, OptionGroups, add_verb
 
 from ...verbs import GROUPS, VERBS
 
@@ -28,7 +28,7 @@ PARALLEL, SERIAL = ({"parallel_drafting": parallel, "method": "eagle3"} for para
 CONFIG = {"method": "eagle3", "model": "D", "num_speculative_tokens": 3}
 
 
-def show(target: TargetPanel, draft: DraftOptions, given: Given) -> None:
+def show(target: TargetPanel, draft: DraftOptions, given: GivenOptions) -> None:
     typer.echo(json.dumps([target.model, draft.draft_model, draft.method, draft.num_speculative_tokens, draft.tree]))
     typer.echo(" ".join(sorted(given)))
 
@@ -128,7 +128,7 @@ def test_what_is_refused(arguments: tuple[Any, ...], message: str) -> None:
 def spellings(function: Callable[..., Any]) -> list[list[str]]:
     """Every way to type each option of a verb, the first being its own."""
     found = []
-    for parameter in Spread(function).signature.parameters.values():
+    for parameter in OptionGroups(function).signature.parameters.values():
         (info,) = [each for each in get_args(parameter.annotation) if hasattr(each, "param_decls")]
         if isinstance(info, OptionInfo):
             names = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]

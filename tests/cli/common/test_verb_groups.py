@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from eyas.cli.app import app as eyas_app
-from eyas.cli.common.verb import Spread, add_verb
+from eyas.cli.common.verb import OptionGroups, add_verb
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def pick(fruit: Fruit, loud: Annotated[bool, typer.Option("--loud")] = False) ->
 
 
 def test_a_group_is_its_options() -> None:
-    spread = Spread(pick)
+    spread = OptionGroups(pick)
     assert set(spread.signature.parameters) == {"name", "count", "marks", "loud"}
     gathered = spread.gather({"name": "fig", "count": 3, "marks": ["a"], "loud": True})
     assert gathered == {"fruit": Fruit(name="fig", count=3, marks=["a"]), "loud": True}

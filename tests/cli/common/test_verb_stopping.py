@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from eyas.cli.common.verb import guarded, keeping
+from eyas.cli.common.verb import guarded, note_if_interrupted
 from eyas.errors import StoppedError
 
 
@@ -24,7 +24,11 @@ def _as_from_a_terminal() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_message_and_the_code_are_the_signal_s(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(typer.Exit) as caught, guarded(debug=False, command="eyas x --y"), keeping("all is kept"):
+    with (
+        pytest.raises(typer.Exit) as caught,
+        guarded(debug=False, command="eyas x --y"),
+        note_if_interrupted("all is kept"),
+    ):
         os.kill(os.getpid(), number)
     assert caught.value.exit_code == 128 + number
     assert capsys.readouterr().err == "stopped: all is kept.\nGo on with the same command: eyas x --y\n"
@@ -32,5 +36,5 @@ def test_the_message_and_the_code_are_the_signal_s(number: signal.Signals, capsy
 
 
 def test_what_says_more_is_left_alone() -> None:
-    with pytest.raises(StoppedError, match="step 3"), keeping("the rest"):
+    with pytest.raises(StoppedError, match="step 3"), note_if_interrupted("the rest"):
         raise StoppedError("step 3 is saved", signal.SIGINT)

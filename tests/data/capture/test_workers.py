@@ -74,7 +74,7 @@ def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make = CaptureWorkerMaker(TOY_TARGET, "float32", None, tmp_path / "there", prepared.settings)
     with pytest.raises(StoreError, match="--output must be a folder that all machines share"):
         make()
-    monkeypatch.setattr(workers, "VISIBLE", 0.0)
+    monkeypatch.setattr(workers, "VISIBILITY_TIMEOUT", 0.0)
     elsewhere = partial(made, tmp_path / "there", prepared.settings)
     with (
         prepared.begun(),

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.data.chats.prepare import rank, take_turns
+from eyas.data.chats.prepare import interleave, rank
 
 
 def turns(counts: list[int], weights: list[float], total: int | None, strict: bool) -> list[int]:
-    return [source for source, _ in take_turns([iter(range(n)) for n in counts], weights, total, strict)]
+    return [source for source, _ in interleave([iter(range(n)) for n in counts], weights, total, strict)]
 
 
 @given(st.lists(st.floats(0.05, 20), min_size=1, max_size=5), st.integers(1, 200))

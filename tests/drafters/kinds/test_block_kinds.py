@@ -92,7 +92,7 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def turned(x: Tensor, positions: Tensor) -> Tensor:  # [n, heads, D]
+def rotated_by(x: Tensor, positions: Tensor) -> Tensor:  # [n, heads, D]
     half = x.shape[-1] // 2
     angles = positions[:, None] * 10000.0 ** (-torch.arange(half) / half)
     cos = angles.cos()[:, None]
@@ -153,8 +153,8 @@ def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[T
             linear(weights, f"{at}.self_attn.{part}_proj", inputs).unflatten(1, (-1, config.head_dim))
             for part, inputs in (("q", x), ("k", both), ("v", both))
         )
-        q = turned(normed(weights, f"{at}.self_attn.q_norm", q, eps), everywhere[count:])
-        k = turned(normed(weights, f"{at}.self_attn.k_norm", k, eps), everywhere)
+        q = rotated_by(normed(weights, f"{at}.self_attn.q_norm", q, eps), everywhere[count:])
+        k = rotated_by(normed(weights, f"{at}.self_attn.k_norm", k, eps), everywhere)
         k, v = (each.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1) for each in (k, v))
         scores = (torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5).masked_fill(~seen, -torch.inf)
         mixed = linear(

@@ -52,7 +52,7 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
     def norm(x: Tensor, name: str) -> Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * weights[f"{name}.weight"]
 
-    def turned(x: Tensor) -> Tensor:  # [n, heads, D]
+    def rotated_by(x: Tensor) -> Tensor:  # [n, heads, D]
         half = config.head_dim // 2
         angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(half) / half)
         cos = angles.cos()[:, None]
@@ -84,8 +84,8 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
         if config.qk_norm:
             q = norm(q, f"{at}.self_attn.q_norm")
             k = norm(k, f"{at}.self_attn.k_norm")
-        q = turned(q)
-        k = turned(k)
+        q = rotated_by(q)
+        k = rotated_by(k)
         k, v = (each.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1) for each in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
         scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)

@@ -167,7 +167,7 @@ def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
 
 def test_a_pair_is_measured_at_its_first_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("eyas.machine._others_work", lambda: False)
+    monkeypatch.setattr("eyas.machine._machine_is_busy", lambda: False)
     measured: list[tuple[int, int]] = []
 
     def measure(target: Target, drafter: Drafter, rows: int, widest: int) -> CostTable:

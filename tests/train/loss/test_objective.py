@@ -26,7 +26,7 @@ WIDTH = 11
 
 def loss_of(kind: str) -> LossConfig:
     """The loss in the paper of a kind."""
-    return LossConfig(**DrafterShape(kind=kind).usual_loss)
+    return LossConfig(**DrafterShape(kind=kind).default_loss)
 
 
 def batch(taps: int, dtype: torch.dtype = torch.float32) -> FeatureBatch:

@@ -226,9 +226,9 @@ def _right_answer(row: ProblemRow) -> str:
 
 PASS_AT_1 = "pass@1"
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_GOES_ON = re.compile(r"\n(?=class|def|#|if|print)")
+_END_OF_FUNCTION = re.compile(r"\n(?=class|def|#|if|print)")
 """Where a continued function ends, according to the task's authors: at the next unindented statement."""
-_ASK = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```\n"
+_INSTRUCTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```\n"
 """lm-evaluation-harness's wording for chat models."""
 
 
@@ -256,7 +256,7 @@ class FunctionWriting(AccuracyTask):
         if "turns" in row.fields:
             return row.text("turns", meaning="a prompt")
         code = row.text("prompt", meaning="`prompt`, a function's head, or `turns`")
-        return _ASK.format(code) if chat else code
+        return _INSTRUCTION.format(code) if chat else code
 
     def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
         """Whether the program made from an answer passes the tests; empty without a sandbox."""
@@ -286,7 +286,7 @@ def program_of(row: ProblemRow, answer: str) -> str:
     defines = re.compile(rf"^(async )?def {re.escape(name)}\b", re.MULTILINE)
     whole = next((block for block in blocks if defines.search(block)), None)
     given = _given_code(row)
-    code = f"{given}\n\n{whole}" if whole is not None else given + _GOES_ON.split(blocks[0])[0]
+    code = f"{given}\n\n{whole}" if whole is not None else given + _END_OF_FUNCTION.split(blocks[0])[0]
     return f"{code}\n{test}\ncheck({name})\n"
 
 

@@ -58,7 +58,7 @@ def joint_margin(margins: Sequence[float | None]) -> float | None:
     return sqrt(sum(margin**2 for margin in known)) / len(known) if known and len(known) == len(margins) else None
 
 
-def give_or_take(form: str, value: float, margin: float | None) -> str:
+def with_margin(form: str, value: float, margin: float | None) -> str:
     """A figure with its margin, as in `1.28x ±0.31`; `±?` if a single group of prompts leaves it unknown."""
     digits = form.format(value).rstrip("x").partition(".")[2]
     return f"{form.format(value)} ±{'?' if margin is None else f'{margin:.{len(digits)}f}'}"
@@ -225,7 +225,7 @@ def doubt(candidate: Candidate) -> str | None:
         return f"what was measured of {candidate.name} can't be true"
     if candidate.faster:
         return None
-    measured = f"{candidate.name} decodes at {speed_words(candidate)}"
+    measured = f"{candidate.name} decodes at {describe_speed(candidate)}"
     if candidate.faster is False:
         return f"{measured}, so serving with it is slower than without a drafter"
     if candidate.margin("speedup") is None:
@@ -233,7 +233,7 @@ def doubt(candidate: Candidate) -> str | None:
     return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would tell"
 
 
-def speed_words(candidate: Candidate) -> str:
+def describe_speed(candidate: Candidate) -> str:
     """Its speedup and how sure that is, in words."""
     speedup = candidate.mean("speedup")
     margin = candidate.margin("speedup")

@@ -46,7 +46,7 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, 
 """Types of objects that belong to the program, not to a drafter."""
 AUTO, CHAIN = "auto", 4
 """The tree that a controller sizes, and the length of the chain that it is compared with."""
-UNITED = "+"
+HYBRID_SEPARATOR = "+"
 """Separates the two parts of a hybrid's name."""
 
 
@@ -96,7 +96,10 @@ def all_choices(drafters: Mapping[str, str]) -> list[MethodChoice]:
     """Every method: all `drafters` (name -> files), all methods without weights, and hybrids."""
     chosen = [MethodChoice(name, source) for name, source in drafters.items()]
     chosen += [MethodChoice(name, method=name) for name in methods_without_drafter() if name not in drafters]
-    chosen += [MethodChoice(f"{name}{UNITED}suffix", source, f"{UNITED}suffix") for name, source in drafters.items()]
+    chosen += [
+        MethodChoice(f"{name}{HYBRID_SEPARATOR}suffix", source, f"{HYBRID_SEPARATOR}suffix")
+        for name, source in drafters.items()
+    ]
     return chosen
 
 
@@ -149,7 +152,7 @@ def _missing(drafter: str) -> str:
 def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
     if name in drafters:
         return MethodChoice(name, drafters[name])
-    first = name.partition(UNITED)[0]
+    first = name.partition(HYBRID_SEPARATOR)[0]
     if first in drafters:
         lookup = method_of(name, first)
         read_method(lookup)
@@ -172,9 +175,9 @@ class OpenedMethod:
     weights: int
     """Bytes that the drafter holds beyond the target's, before it has slots."""
     cache: int = 0
-    """The most bytes that its slots were found to add, by any call of `weigh`."""
+    """The most bytes that its slots were found to add, by any call of `measure_memory`."""
 
-    def weigh(self, target: Target) -> None:
+    def measure_memory(self, target: Target) -> None:
         """Update `cache` from what the drafter holds now."""
         self.cache = max(self.cache, drafter_bytes(self.drafter, target) - self.weights)
 
@@ -223,18 +226,18 @@ class MethodOpener:
     _drafters: dict[DrafterOptions, tuple[Drafter, int]] = field(default_factory=dict)
 
     def open(
-        self, choices: Sequence[MethodChoice], *, beside_auto: bool = False
+        self, choices: Sequence[MethodChoice], *, compare_auto: bool = False
     ) -> tuple[list[OpenedMethod], list[Skipped]]:
         """All methods that can run, and why the others can't.
 
-        With `beside_auto`, a method without a tree is opened twice: with a tree of one size, its own or a chain, and as
-        `NAME auto`.
+        With `compare_auto`, a method without a tree is opened twice: with a tree of one size, its own or a chain, and
+        as `NAME auto`.
         """
         opened = list[OpenedMethod]()
         skipped = list[Skipped]()
         for choice in choices:
             try:
-                if choice.tree is None and beside_auto:
+                if choice.tree is None and compare_auto:
                     fixed = self._fixed_tree(choice)
                     opened.append(self._open(replace(choice, tree=fixed)))
                     if not fixed.startswith("lookahead:"):  # a method with trees of its own
@@ -284,19 +287,19 @@ def engines_for(
 
 def drafter_bytes(drafter: Drafter, target: Target) -> int:
     """The bytes that a drafter holds beyond its target's."""
-    return held_bytes(drafter, list(vars(target).values()), beyond=target)
+    return reachable_bytes(drafter, list(vars(target).values()), beyond=target)
 
 
-def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
+def reachable_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
     """The bytes of all that `owner` refers to, each counted once, without what is reachable from `lent`.
 
     A tensor counts with its whole storage, even if it is a view of a part. References to `beyond` are not followed.
     """
-    shared = dict(_holdings(lent, beyond))
-    return sum(size for key, size in dict(_holdings(owner, beyond)).items() if key not in shared)
+    shared = dict(_reachable(lent, beyond))
+    return sum(size for key, size in dict(_reachable(owner, beyond)).items() if key not in shared)
 
 
-def _holdings(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
+def _reachable(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
     """Everything reachable from an object, as ((device or "object", address), bytes)."""
     seen = {id(beyond)}
     waiting = [root]

@@ -15,10 +15,10 @@ from eyas.bench.offline.candidates import (
     Candidate,
     Criterion,
     faster_than_plain,
-    give_or_take,
     impossible,
     joint_margin,
     task_score,
+    with_margin,
 )
 from eyas.bench.offline.methods import OpenedMethod, Skipped
 from eyas.bench.offline.runner import PLAIN, MethodResult
@@ -193,7 +193,7 @@ def margin_cell(line: MethodLine, name: Literal["speedup", "accept_length"]) -> 
     form = "{:.2f}x" if name == "speedup" else "{:.2f}"
     if value is None or name not in line.margins:
         return _cell(value, form)
-    return give_or_take(form, value, line.margins[name])
+    return with_margin(form, value, line.margins[name])
 
 
 def efficiency_cell(line: MethodLine) -> str:
@@ -475,11 +475,11 @@ class MethodComparison:
             table.add_column(name, justify="right")
         for row in (method.as_dict() for method in self.methods):
             sizes = (f"{row[name] / 1e6:.1f}" for name in ("weights_bytes", "cache_bytes"))
-            table.add_row(row["method"], row["drafter"] or "", row["tree"], *sizes, training_words(row["training"]))
+            table.add_row(row["method"], row["drafter"] or "", row["tree"], *sizes, describe_training(row["training"]))
         return table
 
 
-def training_words(training: Mapping[str, Any] | None) -> str:
+def describe_training(training: Mapping[str, Any] | None) -> str:
     """What training took, such as `1500 steps, 36 min`; empty if nothing is recorded."""
     words = []
     if training and "steps" in training:

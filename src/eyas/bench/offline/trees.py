@@ -23,10 +23,10 @@ from eyas.bench.offline.candidates import (
     Criterion,
     Selection,
     choose,
-    give_or_take,
     impossible,
     rank,
     task_score,
+    with_margin,
 )
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.drafters.base import Drafter
@@ -244,8 +244,8 @@ class TreeReport:
                 mark,
                 candidate.name,
                 f"{candidate.mean('tokens_per_second'):.1f}",
-                give_or_take("{:.2f}x", speedup, candidate.margin("speedup")),
-                give_or_take("{:.2f}", length, candidate.margin("accept_length")),
+                with_margin("{:.2f}x", speedup, candidate.margin("speedup")),
+                with_margin("{:.2f}", length, candidate.margin("accept_length")),
                 f"{speedup / length:.2f}{' ?' if impossible(candidate.name, speedup, length) else ''}"
                 if length
                 else "",
@@ -346,7 +346,7 @@ def _figures(candidate: Candidate, tasks: Sequence[str]) -> list[str]:
     """The accept length and the speedup of every task, and their means, with their margins."""
     each = [Candidate(candidate.name, {task: candidate.tasks[task]}) for task in tasks]
     return [
-        give_or_take(form, one.mean(by), one.margin(by))
+        with_margin(form, one.mean(by), one.margin(by))
         for one in (*each, *([candidate] if len(tasks) > 1 else []))
         for by, form in _SHOWN
     ]

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import eyas
-from eyas.bench.offline.candidates import WORDS, Candidate, Criterion, doubt, give_or_take, joint_margin
-from eyas.bench.offline.report import DEFINITIONS, MEAN, training_words
+from eyas.bench.offline.candidates import WORDS, Candidate, Criterion, doubt, joint_margin, with_margin
+from eyas.bench.offline.report import DEFINITIONS, MEAN, describe_training
 from eyas.bench.offline.runner import PLAIN
 from eyas.bench.offline.trees import METRICS, TrainingRun
 from eyas.bench.report.figures import (
@@ -203,9 +203,9 @@ def _tiles(figures: Mapping[Criterion, Shown], tasks: str, counts: Sequence[int]
     """The headline figures; `counts`: answers equal to plain decoding's, and all answers."""
     return Tiles(
         (
-            ("Speedup", give_or_take("{:.2f}x", *figures["speedup"]), "of plain decoding, in turns with it"),
-            ("Accept length", give_or_take("{:.2f}", *figures["accept_length"]), "tokens a pass of the target"),
-            ("Tokens/s", give_or_take("{:.1f}", *figures["tokens_per_second"]), f"on {tasks}"),
+            ("Speedup", with_margin("{:.2f}x", *figures["speedup"]), "of plain decoding, in turns with it"),
+            ("Accept length", with_margin("{:.2f}", *figures["accept_length"]), "tokens a pass of the target"),
+            ("Tokens/s", with_margin("{:.1f}", *figures["tokens_per_second"]), f"on {tasks}"),
             ("Lossless", f"{counts[0]} of {counts[1]}", f"{answers} equal to plain decoding's"),
         )
     )
@@ -249,7 +249,7 @@ def accept_length_section(checkpoints: Report | None, trees: Report | None, meth
         for name, tree in grown.items():
             lines = [line for line in methods["lines"] if line["method"] == name and line["task"] != MEAN]
             length, margin = _joint(lines, "accept_length")
-            rows.append((f"{name}, among the methods", tree, give_or_take("{:.2f}", length, margin)))
+            rows.append((f"{name}, among the methods", tree, with_margin("{:.2f}", length, margin)))
     return Section(
         "Accept length: one definition, and what each figure was measured on",
         [
@@ -272,7 +272,7 @@ _IN_TRAINING = {
 
 
 def _measured(candidate: Candidate, words: str, tree: str | None) -> tuple[str, str, str]:
-    figure = give_or_take("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
+    figure = with_margin("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
     return words, tree or "its own", figure
 
 
@@ -406,8 +406,8 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
 
 
 def _length_and_speed(candidate: Candidate) -> str:
-    length = give_or_take("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
-    return f"{length} / {give_or_take('{:.2f}x', candidate.mean('speedup'), candidate.margin('speedup'))}"
+    length = with_margin("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
+    return f"{length} / {with_margin('{:.2f}x', candidate.mean('speedup'), candidate.margin('speedup'))}"
 
 
 def learning_section(runs: Sequence[tuple[str, Sequence[Learned]]]) -> Section:
@@ -443,7 +443,7 @@ def tree_section(report: Report) -> Section:
     rows = [
         (
             candidate.name,
-            *(give_or_take(form, candidate.mean(by), candidate.margin(by)) for by, form in _OF_TREES),
+            *(with_margin(form, candidate.mean(by), candidate.margin(by)) for by, form in _OF_TREES),
         )
         for candidate in map(Candidate.from_dict, report["ranked"])
     ]
@@ -467,8 +467,8 @@ def methods_section(report: Report) -> Section:
     """The comparison of methods: speedup, accept length, and acceptance rate by draft position."""
     rows = [
         (
-            line["method"], line["task"], f"{line['temperature']:g}", _beside(line, "speedup", "{:.2f}x"),
-            "" if line["accept_length"] is None else _beside(line, "accept_length", "{:.2f}"),
+            line["method"], line["task"], f"{line['temperature']:g}", _with_margin(line, "speedup", "{:.2f}x"),
+            "" if line["accept_length"] is None else _with_margin(line, "accept_length", "{:.2f}"),
             " / ".join(f"{rate:.0%}" for rate in line["by_position"]),
         )
         for line in report["lines"]
@@ -486,10 +486,10 @@ def methods_section(report: Report) -> Section:
     )
 
 
-def _beside(line: Report, name: str, form: str) -> str:
+def _with_margin(line: Report, name: str, form: str) -> str:
     """A figure of a line with its margin, if it has one."""
     margins = line.get("margins", {})  # missing in reports of earlier versions
-    return give_or_take(form, line[name], margins[name]) if name in margins else form.format(line[name])
+    return with_margin(form, line[name], margins[name]) if name in margins else form.format(line[name])
 
 
 def _costs(report: Report) -> DataTable:
@@ -502,7 +502,7 @@ def _costs(report: Report) -> DataTable:
         (
             method["method"], method["tree"], f"{method['weights_bytes'] / 1e6:.1f}",
             f"{method['cache_bytes'] / 1e6:.1f}", f"{fmean(shares[method['method']]):.0%}",
-            training_words(method["training"]),
+            describe_training(method["training"]),
         )
         for method in report["methods"]
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from eyas.cli.bench.endpoints import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
-from eyas.cli.common.aliases import A_DRAFTER
+from eyas.cli.common.aliases import DRAFTER_HELP
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, write_report
@@ -27,7 +27,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     Trees,
 )
-from eyas.cli.common.verb import FAILURE, Given
+from eyas.cli.common.verb import FAILURE, GivenOptions
 from eyas.drafters.options import check_source, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
@@ -56,9 +56,9 @@ def accuracy(
     files: LoadedDrafterOptions,
     sampling: AnswerOptions,
     servers: MeasuredEndpointOptions,
-    given: Given,
+    given: GivenOptions,
     task: Annotated[list[str], Option(help="gsm8k=FILE or humaneval=FILE, JSON Lines; may be repeated.")],
-    draft_model: Annotated[str | None, Option(help=f"The drafter: {A_DRAFTER}.")] = None,
+    draft_model: Annotated[str | None, Option(help=f"The drafter: {DRAFTER_HELP}.")] = None,
     method: Annotated[
         list[str], Option(help="ngram drafts without a drafter's files; else the drafter's kind; may be repeated.")
     ] = [],  # noqa: B006  # typer copies defaults

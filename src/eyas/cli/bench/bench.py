@@ -17,7 +17,7 @@ from eyas.cli.bench.endpoints import (
     endpoint_sides,
     open_endpoints,
 )
-from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO
+from eyas.cli.common.aliases import DRAFTER_OR_AUTO_HELP
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import output, row_bar
 from eyas.cli.common.measuring import check_output, finish, note_impossible, plan_settings, settings_of, write_report
@@ -31,7 +31,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     Trees,
 )
-from eyas.cli.common.verb import Given
+from eyas.cli.common.verb import GivenOptions
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
 from eyas.tables import show_table
@@ -54,8 +54,8 @@ def bench(
     sampling: SamplingOptions,
     measuring: MeasureOptions,
     servers: MeasuredEndpointOptions,
-    given: Given,
-    draft_model: Annotated[list[str], Option(help=f"A drafter: {A_DRAFTER_OR_AUTO}; may be repeated.")] = [],  # noqa: B006
+    given: GivenOptions,
+    draft_model: Annotated[list[str], Option(help=f"A drafter: {DRAFTER_OR_AUTO_HELP}; may be repeated.")] = [],  # noqa: B006
     method: Annotated[
         list[str],
         Option(
@@ -107,7 +107,7 @@ def bench(
         engines = _engines(session, drafters, tree, shared)
         settings = settings_of(loading, session.target, measuring, params)
         settings |= {"drafters": draft_model, "methods": method, "coupled": shared.coupled}
-        settings |= {name: value for name, value in vars(files).items() if name in _HOW and value is not None}
+        settings |= {name: value for name, value in vars(files).items() if name in _RUN_OPTIONS and value is not None}
         what = f"{target.model}, {settings['weights']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     if servers.endpoint is not None:
@@ -141,7 +141,7 @@ def _drafters(files: LoadedDrafterOptions, sources: Sequence[str], methods: Sequ
     return {choice.name: files.of(choice.source, choice.method) for choice in choices}
 
 
-_HOW = ("draft_window", "draft_quantize")
+_RUN_OPTIONS = ("draft_window", "draft_quantize")
 """Options for how a drafter runs; a report names those that are given."""
 
 

@@ -22,7 +22,7 @@ from eyas.cli.common.measuring import (
     prompt_options,
     settings_of,
     target_here,
-    warn_of,
+    warn_if_doubtful,
     within,
     write_report,
 )
@@ -34,9 +34,9 @@ from eyas.cli.common.options import (
     ReportFile,
     RuntimeOptions,
     SamplingOptions,
-    as_typed,
+    as_arguments,
 )
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import DataError, UsageError
 from eyas.options import EngineOptions, check_device
@@ -137,7 +137,9 @@ def checkpoints(
         bench = DrafterBench(
             drafters, session, tasks, params, plan, ledger, options, together=together, measure=workers
         )
-        stack.enter_context(keeping(f"the scores of checkpoints measured so far are kept in {run / 'bench'}"))
+        stack.enter_context(
+            note_if_interrupted(f"the scores of checkpoints measured so far are kept in {run / 'bench'}")
+        )
         candidates = bench.run(stack.enter_context(row_bar(bench.work)))
     errors = [error for task in tasks for error in dict.fromkeys(task.errors)]
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]
@@ -150,15 +152,17 @@ def checkpoints(
     if not json:
         _show(report, trees, workers)
     decided = report.choice if trees is None else trees.choice
-    warn_of(decided)
+    warn_if_doubtful(decided)
     if write:
         _write_pick(best, run / "pick", decided, tree)
     code = finish(report.machine, errors)
     prompt_files = prompt_options(measuring)
     if write:
-        next_step("bench", "methods", target.model, *as_typed(runtime), "--draft-model", run / "pick", *prompt_files)
+        next_step(
+            "bench", "methods", target.model, *as_arguments(runtime), "--draft-model", run / "pick", *prompt_files
+        )
     else:
-        next_step("bench", "checkpoints", run, *as_typed(runtime), *prompt_files, "--write")
+        next_step("bench", "checkpoints", run, *as_arguments(runtime), *prompt_files, "--write")
     return code
 
 

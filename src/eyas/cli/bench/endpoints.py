@@ -13,7 +13,7 @@ from typer import Option
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import note
 from eyas.cli.common.options import LoadedDrafterOptions, RuntimeOptions
-from eyas.cli.common.verb import Given
+from eyas.cli.common.verb import GivenOptions
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class MeasuredEndpointOptions:
     timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
 
 
-def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
+def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: GivenOptions) -> None:
     """Raise UsageError for options that would be ignored, and for a missing target."""
     if options.endpoint is None:
         about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})

@@ -31,7 +31,7 @@ from eyas.cli.common.options import (
     ReportFile,
     SamplingOptions,
     TargetPanel,
-    as_typed,
+    as_arguments,
 )
 from eyas.drafters.options import read_method
 from eyas.errors import UsageError
@@ -129,9 +129,9 @@ def methods(
     session = open_session(loading, modules=transformers)
     options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
     opener = MethodOpener(session, options, files.of(None))
-    opened, failed = opener.open(choices, beside_auto=preset is None)
+    opened, failed = opener.open(choices, compare_auto=preset is None)
     skipped += failed
-    _say_what_is_missing(opened, skipped, everything=not method and preset is None)
+    _report_missing(opened, skipped, everything=not method and preset is None)
     each = (len(opened) + 1) * len(heats) * len(tasks)
     plain = partial(session.engine, None, options)
     measuring, _ = within(minutes, measuring, plain, params, tasks, lambda size: each * size.groups * size.repeats)
@@ -151,7 +151,7 @@ def methods(
     if not json:
         _show(comparison, f"{target.model}, {settings['weights']}, batch {measuring.batch_size}")
     code = finish(comparison.machine, errors)
-    runs = [*as_typed(target), *as_typed(files)]
+    runs = [*as_arguments(target), *as_arguments(files)]
     if any(one.wrong is not None for one in comparison.standings):
         asked = [("--method", name) for name in method] + [("--draft-model", text) for text in draft_model]
         asked += [("--tree", text) for text in tree]
@@ -177,7 +177,7 @@ def _choices(
     return with_trees(choices, trees), skipped
 
 
-def _say_what_is_missing(opened: Sequence[OpenedMethod], skipped: Sequence[Skipped], everything: bool) -> None:
+def _report_missing(opened: Sequence[OpenedMethod], skipped: Sequence[Skipped], everything: bool) -> None:
     """Name the methods that can't run and, if `everything` was requested, those without a drafter.
 
     Raises UsageError if none is left.
@@ -216,7 +216,7 @@ def _measure(
                     answering["transformers"] = partial(baseline.run_group, params=params)
                 results[heat, task.name] = measure_answerers(task, answering, plan, advance)
                 for one in opened:
-                    one.weigh(opener.session.target)
+                    one.measure_memory(opener.session.target)
     return results
 
 

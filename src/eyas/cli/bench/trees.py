@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.aliases import A_DRAFTER
+from eyas.cli.common.aliases import DRAFTER_HELP
 from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note, output, row_bar
@@ -20,7 +20,7 @@ from eyas.cli.common.measuring import (
     prompt_options,
     settings_of,
     target_here,
-    warn_of,
+    warn_if_doubtful,
     whole_numbers,
     write_report,
 )
@@ -32,7 +32,7 @@ from eyas.cli.common.options import (
     ReportFile,
     SamplingOptions,
     TargetPanel,
-    as_typed,
+    as_arguments,
 )
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
@@ -49,7 +49,7 @@ def trees(
     sampling: SamplingOptions,
     measuring: MeasureOptions,
     cluster: ClusterOptions,
-    draft_model: Annotated[str, Option(help=f"The drafter: {A_DRAFTER}.")],
+    draft_model: Annotated[str, Option(help=f"The drafter: {DRAFTER_HELP}.")],
     tree_depth: Annotated[str, Option(help="Levels of dynamic trees to try.")] = "3,5,7",
     tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
     tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "4,8,15,24,32,60",
@@ -119,14 +119,14 @@ def trees(
         write_bytes(plot, tree_figure(report.as_dict()))
     if not json:
         _show(report, workers)
-    warn_of(choice)
+    warn_if_doubtful(choice)
     if write:
         kept = tree_to_keep(choice, choice.best.name)
         write_default_tree(Path(draft_model), kept)
         note(f"default_tree of {draft_model} is now {kept}")
     code = finish(report.machine, errors)
     best = () if write else ("--tree", f"{Path(draft_model).name}={choice.best.name}")  # --write keeps it in the files
-    runs = [*as_typed(target), *as_typed(files)]
+    runs = [*as_arguments(target), *as_arguments(files)]
     next_step("bench", "methods", target.model, *runs, "--draft-model", draft_model, *best, *prompt_options(measuring))
     return code
 

@@ -18,9 +18,9 @@ EPILOG = "Many options of vLLM and SGLang are understood, too: docs/options.md l
 _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..."
 
 
-A_TARGET = "a folder, GGUF file (FILE.gguf, REPO:FILE.gguf) or Hub id; smollm2 is a small one to try"
-A_DRAFTER = "a folder, GGUF file or Hub id; a small language model too; smollm2 is the one of that model"
-A_DRAFTER_OR_AUTO = f"{A_DRAFTER}; auto looks for one"
+TARGET_HELP = "a folder, GGUF file (FILE.gguf, REPO:FILE.gguf) or Hub id; smollm2 is a small one to try"
+DRAFTER_HELP = "a folder, GGUF file or Hub id; a small language model too; smollm2 is the one of that model"
+DRAFTER_OR_AUTO_HELP = f"{DRAFTER_HELP}; auto looks for one"
 """What names a target or a drafter, in every help."""
 
 
@@ -52,7 +52,7 @@ class ModelArgument:
     arguments: ClassVar[Mapping[str, str]] = {"model_argument": "model"}
 
     model_argument: Annotated[
-        str | None, Argument(metavar="MODEL", help=f"The target: {A_TARGET}.", show_default=False)
+        str | None, Argument(metavar="MODEL", help=f"The target: {TARGET_HELP}.", show_default=False)
     ] = None
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -126,7 +126,7 @@ def open_engine(
         note("warning: the accept length is made up, for benchmarks: answers aren't the model's")
     with nullcontext() if logged else loading(target.model):
         with importing():
-            quiet()
+            hide_progress_bars()
             from eyas import session
 
         options = replace(draft.engine(tree, batch_size, limits, rule), around=around)
@@ -137,7 +137,7 @@ def open_session(target: options.TargetOptions, *, modules: bool = False) -> Ses
     """Load a target without a drafter, and report it; `modules` as in `eyas.session.Session.open`."""
     with loading(str(target.model)):
         with importing():
-            quiet()
+            hide_progress_bars()
             from eyas.session import Session
 
         return Session.open(target, modules=modules)
@@ -203,7 +203,7 @@ def typical(acceptance: str | None) -> TypicalAcceptance | None:
     return TypicalAcceptance(*numbers)
 
 
-def quiet() -> None:
+def hide_progress_bars() -> None:
     """Turn off transformers' progress bars."""
     from transformers.utils import logging
 

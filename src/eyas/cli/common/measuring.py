@@ -159,7 +159,7 @@ def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     return FAILURE if errors else 0
 
 
-def warn_of(choice: Selection) -> None:
+def warn_if_doubtful(choice: Selection) -> None:
     """Warn about a pick that isn't certain to be faster than plain decoding, and say how to use it anyway."""
     if choice.doubt is not None:
         note(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from typer import Option
 
 from eyas import options
-from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO, ModelArgument, SpeculationAliases
+from eyas.cli.common.aliases import DRAFTER_OR_AUTO_HELP, ModelArgument, SpeculationAliases
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.urls import fetch
@@ -65,7 +65,7 @@ def recipe_names(folder: str = "") -> Callable[[str], list[str]]:
     return names
 
 
-def as_typed(group: Any) -> list[str]:
+def as_arguments(group: Any) -> list[str]:
     """The options of a group that aren't at their defaults, as words of a command line; without the model."""
     words = []
     for each in fields(group):
@@ -218,7 +218,7 @@ class DraftOptions(LoadedDrafterOptions):
     ALIASES: ClassVar[type[SpeculationAliases]] = SpeculationAliases
     draft_model: Annotated[
         str | None,
-        Option("--draft-model", "--speculative-draft-model-path", help=f"The drafter: {A_DRAFTER_OR_AUTO}."),
+        Option("--draft-model", "--speculative-draft-model-path", help=f"The drafter: {DRAFTER_OR_AUTO_HELP}."),
     ] = None
     method: Annotated[
         str | None,

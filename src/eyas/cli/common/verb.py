@@ -70,13 +70,13 @@ class Feature(NamedTuple):
     name: str
 
 
-class Given(frozenset[str]):
+class GivenOptions(frozenset[str]):
     """Names of the options that were given rather than left at their defaults; a parameter of this type gets them."""
 
 
 def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -> None:
     """Register `function` as `eyas NAME`; its docstring is the help."""
-    spread = Spread(function)
+    spread = OptionGroups(function)
 
     def command(ctx: typer.Context, **values: Any) -> None:
         with guarded(debug=bool(ctx.obj), command=shlex.join([*ctx.command_path.split(), *ctx.meta[_ARGUMENTS]])):
@@ -98,10 +98,10 @@ def described(docstring: str) -> tuple[str, tuple[str, ...]]:
     return text, tuple(line.strip() for line in examples.splitlines() if line.strip())
 
 
-def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
+def _given(ctx: typer.Context, values: Mapping[str, Any]) -> GivenOptions:
     """Options on the command line or from an environment variable."""
     sources = {name: ctx.get_parameter_source(name) for name in values}
-    return Given(
+    return GivenOptions(
         name for name, source in sources.items() if source is not None and not source.name.startswith("DEFAULT")
     )
 
@@ -190,7 +190,7 @@ def _is_model(argument: str, verbs: Sequence[str]) -> bool:
     return named or (argument not in verbs and Path(argument).is_dir())
 
 
-class Spread:
+class OptionGroups:
     """A function's signature with its option groups expanded; `gather` reassembles them.
 
     A group may set `ALIASES` to an `Aliases` class: further options that stand for options of the group.
@@ -204,7 +204,7 @@ class Spread:
         # not get_type_hints, which before Python 3.11 wraps the hint of a parameter that defaults to None
         for name, parameter in signature(function, eval_str=True).parameters.items():
             hint = _plugged(parameter.annotation)
-            if hint is Given:
+            if hint is GivenOptions:
                 self._given = name
             elif hint is None:
                 self._absent.append(name)
@@ -232,7 +232,7 @@ class Spread:
         """Whether any group has aliases."""
         return any(_aliases(group) is not None for group in self._groups.values())
 
-    def gather(self, values: Mapping[str, Any], given: Given | None = None) -> dict[str, Any]:
+    def gather(self, values: Mapping[str, Any], given: GivenOptions | None = None) -> dict[str, Any]:
         """The function's arguments from the options' values; `given` names the options that were given.
 
         Raises UsageError if an alias contradicts the option it stands for, or if a required option is missing.
@@ -248,7 +248,7 @@ class Spread:
             name: group(**{field.name: rest.pop(field.name) for field in fields(group)})
             for name, group in self._groups.items()
         }
-        given_names = {} if self._given is None else {self._given: Given(named)}
+        given_names = {} if self._given is None else {self._given: GivenOptions(named)}
         return rest | groups | dict.fromkeys(self._absent) | given_names
 
 
@@ -312,7 +312,7 @@ def _keyword(name: str, default: Any, hint: Any) -> Parameter:
 
 
 @contextmanager
-def keeping(what: str) -> Iterator[None]:
+def note_if_interrupted(what: str) -> Iterator[None]:
     """If Ctrl-C or SIGTERM ends the block, say what is kept: an independent clause, such as `2 shards are finished`."""
     caught = signal.SIGINT
 

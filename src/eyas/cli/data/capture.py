@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
-from eyas.cli.common.aliases import A_TARGET, option_name
+from eyas.cli.common.aliases import TARGET_HELP, option_name
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import counting, next_step, note
 from eyas.cli.common.options import (
@@ -27,7 +27,7 @@ from eyas.cli.common.options import (
     parse_taps,
     readable,
 )
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.cli.data.other_engine import other_engine
 from eyas.errors import UsageError
 from eyas.options import TargetOptions
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def capture(
     cluster: ClusterOptions,
     engines: StateEngineOptions,
-    model: Annotated[str, Option(help=f"The target: {A_TARGET}.")],
+    model: Annotated[str, Option(help=f"The target: {TARGET_HELP}.")],
     chats: Annotated[Path, Option(help="A chat folder (`eyas data prepare`) or a .jsonl file of chats; or its URL.")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder, or its URL.")],
     taps: Taps = "auto",
@@ -126,7 +126,7 @@ def capture(
         if dry_run:
             prepared.check_disk()
         else:
-            stack.enter_context(keeping(f"finished shards are kept in {store}; the one in progress is not"))
+            stack.enter_context(note_if_interrupted(f"finished shards are kept in {store}; the one in progress is not"))
             stack.enter_context(prepared.begun())
         if server is not None and prepared.own():
             prepared.source = connected = stack.enter_context(server.states(prepared.settings))
@@ -140,7 +140,10 @@ def capture(
 def _run_on(cluster: Cluster, workers: int | None, model: str, prepared: Capture, make: MakeWorker) -> None:
     from eyas.data.capture.workers import capture_on
 
-    with keeping(f"finished shards are kept in {prepared.folder}; those in progress are not"), prepared.begun():
+    with (
+        note_if_interrupted(f"finished shards are kept in {prepared.folder}; those in progress are not"),
+        prepared.begun(),
+    ):
         _run(model, prepared, True, lambda advance: capture_on(cluster, prepared, make, workers, advance))
 
 
@@ -209,13 +212,13 @@ def _prepare(
 ) -> Capture:
     import torch
 
-    from eyas.cli.common.build import quiet
+    from eyas.cli.common.build import hide_progress_bars
     from eyas.data.capture.capture import Capture
     from eyas.data.capture.shard import read_rows
     from eyas.targets import load_target, load_tokenizer
     from eyas.targets.loading import resolve_dtype
 
-    quiet()
+    hide_progress_bars()
     rank, world, local = _process()
     on = f"cuda:{local}" if device is None and world > 1 and torch.cuda.is_available() else device
     # this process's device, which may be slow in the checkpoint's dtype, isn't the other engine's

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.aliases import A_TARGET
+from eyas.cli.common.aliases import TARGET_HELP
 from eyas.cli.common.display import counting, next_step, note, output
 from eyas.cli.common.options import Json
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.errors import UsageError
 from eyas.hub import find_target
 from eyas.tables import show_table
@@ -32,7 +32,9 @@ def prepare(
         ),
     ],
     output_: Annotated[Path, Option("--output", "-o", help="The chat folder to create.")],
-    model: Annotated[str | None, Option(help=f"The target, whose chat template renders the chats: {A_TARGET}.")] = None,
+    model: Annotated[
+        str | None, Option(help=f"The target, whose chat template renders the chats: {TARGET_HELP}.")
+    ] = None,
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None,
     seed: Annotated[int, Option(help="Decides which chats are drawn, and their order.")] = 0,
     held_out_share: Annotated[
@@ -96,7 +98,10 @@ def prepare(
         find_target(model)
     from eyas.data.chats.prepare import prepare as make
 
-    with keeping("nothing is written before all chats are gathered, so they are read again"), counting() as progress:
+    with (
+        note_if_interrupted("nothing is written before all chats are gathered, so they are read again"),
+        counting() as progress,
+    ):
         report = make(config, progress)
     if json:
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import check_engine, quiet, sampling_params, walk_rule
+from eyas.cli.common.build import check_engine, hide_progress_bars, sampling_params, walk_rule
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import counting, loading, next_step, note
 from eyas.cli.common.display import output as screen
@@ -27,7 +27,7 @@ from eyas.cli.common.options import (
     TargetPanel,
     readable,
 )
-from eyas.cli.common.verb import FAILURE, keeping
+from eyas.cli.common.verb import FAILURE, note_if_interrupted
 from eyas.cli.data.other_engine import other_engine
 from eyas.cli.data.progress import RegenerateProgress
 from eyas.errors import UsageError
@@ -98,7 +98,7 @@ def regenerate(
     with ExitStack() as stack:
         answerer = _on_cluster(answering, cluster, stack) if shared else answering.answerer()
         progress = RegenerateProgress(stack.enter_context(counting()))
-        with keeping(kept):
+        with note_if_interrupted(kept):
             summary = run(chats, local, answerer, rule, progress.watch)
             deliver(output)
     if json:
@@ -353,7 +353,7 @@ class AnswererOptions:
             return BatchAnswerer(self.files.batch_read, self.completions())
         maker = self._engine()
         with loading(self.target.model):
-            quiet()
+            hide_progress_bars()
             return maker.answerer()
 
     @property

@@ -14,7 +14,7 @@ from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.display import counting, next_step
 from eyas.cli.common.display import output as screen
 from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetPanel
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.cli.data.progress import RegenerateProgress
 from eyas.errors import DataError, UsageError
 from eyas.files import read_text
@@ -91,7 +91,7 @@ def synthesize(
 
     engine.check(Request((0,), params))  # an error in every message is an error in the options
     answerer = EngineAnswerer(engine, params)
-    with counting() as shown, keeping("every message so far is kept in the journal next to the output"):
+    with counting() as shown, note_if_interrupted("every message so far is kept in the journal next to the output"):
         summary = run(output, answerer, rule, RegenerateProgress(shown).watch)
     if json:
         typer.echo(jsonlib.dumps(summary.as_dict(), ensure_ascii=False))

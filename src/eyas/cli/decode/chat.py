@@ -70,10 +70,10 @@ def chat(
     drafter = None if engine.speculation is None else draft.draft_model or draft.method
     note(f"chat with {target.model}" + ("" if drafter is None else f", drafted by {drafter}"))
     note("/help lists commands; Ctrl-C stops an answer; Ctrl-D or /exit leaves")
-    return Talk(engine, params, system).run()
+    return ChatSession(engine, params, system).run()
 
 
-class Talk:
+class ChatSession:
     """A conversation at the terminal: what was said, and all answers since the start."""
 
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
@@ -94,7 +94,7 @@ class Talk:
                 if not _is_command(line):
                     with _interruptible() as interrupts:
                         self._answer(line.strip(), lambda: bool(interrupts))
-                elif not self._obey(*line.split(maxsplit=1)):
+                elif not self._run_command(*line.split(maxsplit=1)):
                     break
             except EyasError as error:
                 note(f"error: {error}")
@@ -145,7 +145,7 @@ class Talk:
 
         return [*([] if self._system is None else [Message(role="system", content=self._system)]), *said]
 
-    def _obey(self, command: str, argument: str = "") -> bool:
+    def _run_command(self, command: str, argument: str = "") -> bool:
         """Run a command; returns whether the conversation goes on. Raises UsageError for an unknown command."""
         argument = argument.strip()
         match _SAME.get(command, command):

@@ -16,7 +16,7 @@ import typer
 from typer import Option
 
 from eyas.assets import SMOLLM2
-from eyas.cli.common.aliases import A_DRAFTER, A_TARGET, ModelArgument
+from eyas.cli.common.aliases import DRAFTER_HELP, TARGET_HELP, ModelArgument
 from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import note, output, quietly_refreshing
 from eyas.cli.common.options import Json, MaxNewTokens, MaybePromptFile, RuntimeOptions
@@ -49,7 +49,7 @@ class DemoTarget(RuntimeOptions):
     """The target, by default the small model that comes with eyas."""
 
     ALIASES: ClassVar[type] = ModelArgument
-    model: Annotated[str, Option("--model", "--model-path", help=f"Your own model: {A_TARGET} (the default).")] = (
+    model: Annotated[str, Option("--model", "--model-path", help=f"Your own model: {TARGET_HELP} (the default).")] = (
         SMOLLM2
     )
 
@@ -59,7 +59,7 @@ def demo(
     max_new_tokens: MaxNewTokens = 128,
     draft_model: Annotated[
         str | None,
-        Option(help=f"A drafter for your model: {A_DRAFTER} (default: smollm2's own; for other models none)."),
+        Option(help=f"A drafter for your model: {DRAFTER_HELP} (default: smollm2's own; for other models none)."),
     ] = None,
     tree: Annotated[
         str | None,
@@ -184,12 +184,12 @@ def _engines(target: DemoTarget, draft_model: str | None, tree: str | None, meth
     Without a drafter, suffix decoding alone. The tree is `auto` unless one is given; each of the methods has its own.
     """
     from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
-    from eyas.cli.common.build import open_session, quiet
+    from eyas.cli.common.build import hide_progress_bars, open_session
     from eyas.drafters.loading import local_directory
     from eyas.drafters.small_lm.drafter import holds_language_model
     from eyas.session import Session
 
-    quiet()
+    hide_progress_bars()
     shipped = target.model == SMOLLM2
     source = SMOLLM2 if draft_model is None and shipped else draft_model
     loading = target.of(target.model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from eyas.cli.common.aliases import A_DRAFTER_OR_AUTO
+from eyas.cli.common.aliases import DRAFTER_OR_AUTO_HELP
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.measuring import plain_numbers, read_temperatures
@@ -52,7 +52,7 @@ def verify(
     target: VerifyTargetOptions,
     files: LoadedDrafterOptions,
     prompt_file: PromptFile,
-    draft_model: Annotated[str | None, Option(help=f"The drafter: {A_DRAFTER_OR_AUTO}.")] = None,
+    draft_model: Annotated[str | None, Option(help=f"The drafter: {DRAFTER_OR_AUTO_HELP}.")] = None,
     method: Annotated[
         str | None,
         Option(help="ngram and suffix draft without files, mtp with the target's own; else the drafter's kind."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from eyas.cli.common.aliases import A_DRAFTER
+from eyas.cli.common.aliases import DRAFTER_HELP
 from eyas.cli.common.build import open_session
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def doctor(
     target: TargetPanel,
     files: DrafterFileOptions,
-    draft_model: Annotated[str, Option(help=f"The drafter: {A_DRAFTER}.")],
+    draft_model: Annotated[str, Option(help=f"The drafter: {DRAFTER_HELP}.")],
     num_speculative_tokens: Annotated[
         int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the measured chains.")
     ] = 5,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.build import quiet
+from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
 from eyas.cli.drafter.served_target import served_target
@@ -52,7 +52,7 @@ def export(
     files.of(drafter).check()
     if model is not None:
         find_target(model)
-    quiet()
+    hide_progress_bars()
     from eyas.drafters.loading import local_directory
     from eyas.interop.export.export import export as write
     from eyas.targets.loading import resolve_dtype

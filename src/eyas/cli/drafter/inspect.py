@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from eyas.assets import named_target
-from eyas.cli.common.build import quiet
+from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
@@ -40,7 +40,7 @@ def inspect(
     """
     find_model(named_target(source))
     found = None if model is None else find_target(model)
-    quiet()
+    hide_progress_bars()
     report = _examine(named_target(source), found)
     if json:
         typer.echo(jsonlib.dumps(report.as_dict()))

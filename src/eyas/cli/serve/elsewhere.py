@@ -16,7 +16,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import quiet, tree_text
+from eyas.cli.common.build import hide_progress_bars, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE
@@ -74,7 +74,7 @@ def serve_elsewhere(
     if draft.draft_model == AUTO:
         raise UsageError(f"--draft-model {AUTO} is for eyas's own engine: name the drafter")
     environment = dict(os.environ)  # before libraries add variables that aren't meant for the engine
-    quiet()
+    hide_progress_bars()
     from eyas.assets import target_as_file
     from eyas.interop.serving.engines import ENGINES, serve_command, translated
     from eyas.interop.serving.speculation import read_gguf_target

@@ -16,7 +16,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_engine, open_engine, tree_text
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetPanel
-from eyas.cli.common.verb import INTERRUPTED, Feature, Given
+from eyas.cli.common.verb import INTERRUPTED, Feature, GivenOptions
 from eyas.cli.serve.elsewhere import OWN, EnginePanel, refuse_engine_options, serve_elsewhere
 from eyas.drafters.options import PREDICTION, needs_no_drafter
 from eyas.errors import UsageError
@@ -167,7 +167,7 @@ def serve(
     capacity: CapacityOptions,
     learns: Annotated[LearnGroup | None, Feature("learn")],
     other: EnginePanel,
-    given: Given,
+    given: GivenOptions,
 ) -> int:
     """Serve the OpenAI API, here or with another engine (--engine).
 
@@ -289,7 +289,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
         )
 
 
-_AS_GIVEN = (
+_PASSED_THROUGH = (
     "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
     "ssl_keyfile seed fim_tokens reasoning_parser per_request_spec_decode_metrics".split()
 )
@@ -310,7 +310,7 @@ def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOpti
         allowed_hosts=tuple(map(_checked_host, server.allow_host)),
         trusted_proxies=tuple(map(_checked_proxy, server.trusted_proxy)),
         root_path=_checked_root_path(server.root_path),
-        **{name: getattr(server, name) for name in _AS_GIVEN},
+        **{name: getattr(server, name) for name in _PASSED_THROUGH},
     )
 
 

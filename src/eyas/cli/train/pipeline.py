@@ -20,7 +20,7 @@ from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note
 from eyas.cli.common.display import output as screen
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.errors import DataError, StoppedError, UsageError
 from eyas.plan.pipeline import ASSUMED_LENGTH, MEASURED, TOGETHER, Outlook, chats_within
 from eyas.runtime import duration
@@ -128,7 +128,7 @@ def pipeline(
     output.mkdir(parents=True, exist_ok=True)
     kept = f"what was done is kept in {output}"
     began = time.monotonic()
-    with keeping(kept):
+    with note_if_interrupted(kept):
         for number, step in enumerate(planned):
             if step.result.exists():
                 note(f"already done: {step.result}")
@@ -295,7 +295,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
 
     with canvas(1, 1, 1.0, 1.0):  # the last step draws
         pass
-    from eyas.cli.common.build import quiet
+    from eyas.cli.common.build import hide_progress_bars
     from eyas.data.store.layout import capture_options
     from eyas.plan.costs import model_size
     from eyas.plan.devices import this_machine
@@ -303,7 +303,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     from eyas.train.drafter.train import check_run
     from eyas.train.recipe import load_recipe
 
-    quiet()
+    hide_progress_bars()
     recipe = load_recipe(options.recipe, [*settings(model, folder), *options.set_]).drafter
     if recipe is None:
         raise UsageError(f"--recipe {options.recipe} trains a language model: give the recipe of a drafter")

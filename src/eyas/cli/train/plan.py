@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from typer import Option
 
 from eyas.cli.common.aliases import ModelArgument
-from eyas.cli.common.build import quiet
+from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
@@ -121,7 +121,7 @@ def plan(
     drafter.check()
     hardware.check()
     find_config(model)
-    quiet()
+    hide_progress_bars()
     from eyas.data.store.layout import ShardLayout
     from eyas.plan.costs import Workload, model_size, storage
     from eyas.plan.devices import cluster_of

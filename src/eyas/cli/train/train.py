@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from eyas.cli.common.options import recipe_names
-from eyas.cli.common.verb import keeping
+from eyas.cli.common.verb import note_if_interrupted
 from eyas.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def train(
         eyas train eagle3 drafter.target=MODEL drafter.store=STORE drafter.output=RUN
         eyas train MY_RECIPE.yaml drafter.loop.steps=500
     """
-    from eyas.cli.common.build import quiet
+    from eyas.cli.common.build import hide_progress_bars
     from eyas.config import override
     from eyas.recipes import read_recipe
 
@@ -45,6 +45,6 @@ def train(
     changes = [*(overrides or ()), *(f"{section}.loop.{name}={each}" for name, each in trackers.items() if each)]
     from eyas.train.recipe import run_recipe
 
-    quiet()
-    with keeping("nothing was trained since the last saved state, which is kept"):
+    hide_progress_bars()
+    with note_if_interrupted("nothing was trained since the last saved state, which is kept"):
         run_recipe(recipe, changes)

@@ -62,7 +62,7 @@ _LOG = logging.getLogger("eyas")
 SHARD_BYTES = 2**29
 _SHARDS = 16
 """Shards that a small capture is cut into, since an interruption loses the shard in progress."""
-_TRIED = 0.01
+_ESTIMATE_SHARE = 0.01
 """Maximum share of the work to spend on estimating how long it takes."""
 _SPARE_BYTES = 2**20
 """Disk space reserved for the manifest and the settings."""
@@ -189,7 +189,7 @@ class Capture:
         """
         own = self.own()
         rows = self.rows[own[0].split][own[0].first : own[0].stop]
-        most = int(_TRIED * sum(plan.size.tokens for plan in own))
+        most = int(_ESTIMATE_SHARE * sum(plan.size.tokens for plan in own))
         groups = length_groups(rows, min(self.settings.batch_tokens, max(1, most)))
         chosen = groups[:: max(1, len(groups) // batches)][:batches]
         tried = [padded([rows[i] for i in members]) for members in chosen]

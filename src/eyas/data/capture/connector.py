@@ -26,11 +26,11 @@ from eyas.data.store.layout import ShardLayout
 from eyas.errors import EndpointError, StoreError
 from eyas.targets.target import FinalNorm, Trace
 
-AT_ONCE = 64
+MAX_CONCURRENT = 64
 """Maximum number of concurrent requests; batches of long chats have fewer."""
 PATIENCE = 600.0
 """Seconds that a request may take, including those queued before it."""
-AGREE = 1.0
+MAX_DISAGREEMENT = 1.0
 """Nats by which the server's next token may be less probable than the head's best, since both round."""
 
 
@@ -105,7 +105,7 @@ class ConnectorStates:
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """The states of right-padded `tokens` [B, S] of `lengths` [B]; zeros at padding (final states: their norm)."""
         rows = [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-        with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
+        with ThreadPoolExecutor(min(MAX_CONCURRENT, len(rows))) as pool:
             read = list(pool.map(self._row, rows))
         states = pad_sequence([row.states for row in read], batch_first=True).to(self.device)  # [B, S, K, Ht]
         leaving = states[:, :, self._written.index(self._target.num_layers)]
@@ -158,7 +158,7 @@ class ConnectorStates:
         last = final[torch.arange(len(read), device=final.device), lengths.to(final.device) - 1]  # [B, Ht]
         logits = self.head(last).float()  # [B, V]
         taken = logits.gather(1, torch.tensor([[row.next_token] for row in read], device=final.device))
-        if bool((taken < logits.amax(1, keepdim=True) - AGREE).any()):
+        if bool((taken < logits.amax(1, keepdim=True) - MAX_DISAGREEMENT).any()):
             raise StoreError(
                 "the head predicts another next token from vLLM's last states than vLLM itself: vLLM doesn't compute "
                 "what the target does, or numbers layers differently. Capture with eyas's own pass (leave out --engine)"

@@ -19,7 +19,7 @@ from eyas.targets import load_target
 from eyas.urls import AnyPath
 from eyas.work import Cluster, Key, MakeWorker, Take, Unit, UnitReport
 
-VISIBLE = 60.0
+VISIBILITY_TIMEOUT = 60.0
 """Seconds to wait until a shared folder shows what another machine wrote: network file systems have caches."""
 
 
@@ -112,7 +112,7 @@ def capture_on(
                 advance(report.value - done.get(report.key, 0))
                 done[report.key] = report.value
             prepared.engine_version = crew.identity()["engine_version"]
-    until = time.monotonic() + VISIBLE
+    until = time.monotonic() + VISIBILITY_TIMEOUT
     while (manifest := prepared.finish()) is None:
         if time.monotonic() > until:
             names = ", ".join(plan.file for plan in prepared.missing()[:3])

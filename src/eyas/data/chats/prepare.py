@@ -161,7 +161,7 @@ def rank(seed: int, chat_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{chat_id}".encode()).digest()[:8], "big")
 
 
-def take_turns(
+def interleave(
     sources: Sequence[Iterator[T]], weights: Sequence[float], total: int | None, strict: bool
 ) -> Iterator[tuple[int, T]]:
     """Interleave sources by weight and yield (source index, item); each source stays within one item of its share.
@@ -324,7 +324,7 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progr
         share = config.held_out_share_of(most)
         out = {name: files.enter_context(split_file(folder, name).open("w", encoding="utf-8")) for name in SPLITS}
         chats = [drawn(spool, of_source, fitter, near, tally) for of_source, tally in zip(found, tallies, strict=True)]
-        for done, (source, chat) in enumerate(take_turns(chats, weights, config.samples, strict=weighted), start=1):
+        for done, (source, chat) in enumerate(interleave(chats, weights, config.samples, strict=weighted), start=1):
             side = SPLITS[held_out(question_key(chat), share)]
             out[side].write(chat_line(chat))
             sides[side].add(chat)

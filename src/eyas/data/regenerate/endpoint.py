@@ -24,7 +24,7 @@ from eyas.types import SamplingParams
 _DEFAULTS = SamplingParams()
 
 
-class GarbageError(Exception):
+class BadResponseError(Exception):
     """A response that is not a chat completion. Answerers handle it: they retry, or give up the chat."""
 
 
@@ -53,19 +53,19 @@ class CompletionSettings(StrictModel):
         return {name: value for name, value in (body | self.extra_body).items() if value is not None}
 
     def answer(self, question: Question, body: Any) -> Answer:
-        """The answer in a response body. Raises GarbageError if it is not a chat completion, or is empty."""
+        """The answer in a response body. Raises BadResponseError if it is not a chat completion, or is empty."""
         try:
             response = _Response.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "body"
-            raise GarbageError(f"the response is not a chat completion: {where}: {first['msg']}") from error
+            raise BadResponseError(f"the response is not a chat completion: {where}: {first['msg']}") from error
         if not response.choices:
-            raise GarbageError("the response has no choices")
+            raise BadResponseError("the response has no choices")
         choice = response.choices[0]
         said = choice.message
         if said.content is None and not said.tool_calls and said.refusal is None and said.thoughts is None:
-            raise GarbageError("the response's message is empty")
+            raise BadResponseError("the response's message is empty")
         calls = tuple(call.kept() for call in said.tool_calls or ()) or None
         content = said.refusal if said.content is None else said.content
         message = Message(
@@ -85,16 +85,16 @@ class CompletionSettings(StrictModel):
         )
 
 
-class _Read(BaseModel):
+class _ReadModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Function(_Read):
+class _Function(_ReadModel):
     name: str
     arguments: str | dict[str, Any] = ""
 
 
-class _Call(_Read):
+class _Call(_ReadModel):
     id: str | None = None
     function: _Function
 
@@ -109,7 +109,7 @@ class _Call(_Read):
         return ToolCall(id=self.id, function=FunctionCall(name=self.function.name, arguments=arguments))
 
 
-class _Said(_Read):
+class _ResponseMessage(_ReadModel):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -122,16 +122,16 @@ class _Said(_Read):
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
 
-class _Choice(_Read):
-    message: _Said
+class _Choice(_ReadModel):
+    message: _ResponseMessage
     finish_reason: str | None = None
 
 
-class _Usage(_Read):
+class _Usage(_ReadModel):
     completion_tokens: int = 0
 
 
-class _Response(_Read):
+class _Response(_ReadModel):
     choices: list[_Choice]
     usage: _Usage | None = None
 
@@ -161,9 +161,9 @@ def sampling_fields(params: SamplingParams, seed: int) -> dict[str, Any]:
 
 
 PATH = "/chat/completions"
-TRY_AGAIN = frozenset({408, 409, 425, 429})
+RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 """Client errors after which a request is retried, as after all server errors."""
-WRONG_FOR_ALL = frozenset({401, 402, 403, 404, 405})
+FATAL_STATUSES = frozenset({401, 402, 403, 404, 405})
 """Client errors that would occur for every chat: the key, the model or the address is wrong."""
 
 
@@ -266,11 +266,11 @@ class EndpointAnswerer:
                 if response.is_success:
                     return Reply(self._completions.answer(question, _json(response)))
                 reason = f"{self._url} says {response.status_code}: {_message(response)}"
-                if response.status_code < 500 and response.status_code not in TRY_AGAIN:
-                    wrong_for_all = response.status_code in WRONG_FOR_ALL
-                    return unanswered(question, reason, outage=wrong_for_all, rejected=not wrong_for_all)
+                if response.status_code < 500 and response.status_code not in RETRIED_STATUSES:
+                    is_fatal = response.status_code in FATAL_STATUSES
+                    return unanswered(question, reason, outage=is_fatal, rejected=not is_fatal)
                 requested = retry_after(response.headers.get("Retry-After"))
-            except GarbageError as error:
+            except BadResponseError as error:
                 reason = f"{self._url}: {error}"
             except (httpx.TimeoutException, asyncio.TimeoutError):
                 reason = f"{self._url} gave no answer within {self._connection.timeout:g} s"
@@ -290,7 +290,7 @@ def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError as error:  # JSON errors and broken UTF-8 alike
-        raise GarbageError(f"the response is not JSON: {response.text[:80]!r}") from error
+        raise BadResponseError(f"the response is not JSON: {response.text[:80]!r}") from error
 
 
 def _message(response: httpx.Response) -> str:
@@ -424,7 +424,7 @@ class BatchAnswerer:
             return unanswered(question, f"the batch says {json.dumps(problem, ensure_ascii=False)[:200]}")
         try:
             return Reply(self._completions.answer(question, response.get("body")))
-        except GarbageError as error:
+        except BadResponseError as error:
             return unanswered(question, f"the batch's result: {error}")
 
 

@@ -63,7 +63,7 @@ class OpenChats:
             chat = next(self._chats, None)
             if chat is None:
                 break
-            self._go_on(replay(chat, self._journal))
+            self._advance(replay(chat, self._journal))
         return taken
 
     def settle(self, entry: Answer | Unanswered) -> None:
@@ -72,11 +72,11 @@ class OpenChats:
         chat = self._in_flight.pop(entry.id)
         if isinstance(entry, Answer):
             chat.take(entry)
-            self._go_on(chat)
+            self._advance(chat)
         else:
             self.settled += 1
 
-    def _go_on(self, chat: OpenChat) -> None:
+    def _advance(self, chat: OpenChat) -> None:
         question = chat.question()
         if question is None:
             self.settled += 1
@@ -124,7 +124,7 @@ class Rewrite:
                 self._ahead.pop()
             self._said += self._ahead
             self._ahead.clear()
-        self._go_on()
+        self._advance()
 
     @property
     def id(self) -> str:
@@ -167,7 +167,7 @@ class Rewrite:
                 name = renamed.get(result.tool_call_id, result.tool_call_id)
                 self._said.append(result.model_copy(update={"tool_call_id": name}))
         if not self.cut:
-            self._go_on()
+            self._advance()
 
     def chat(self) -> Chat:
         """The chat so far, with its exact tokens if they are known."""
@@ -181,7 +181,7 @@ class Rewrite:
             }
         )
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Copy messages up to the next turn to answer, or to the end of the chat."""
         while self._ahead:
             if self._ahead[0].role != "assistant" or not self._has_prompt():

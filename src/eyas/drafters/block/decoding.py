@@ -29,7 +29,16 @@ from torch.nn import functional as F
 from eyas.drafters.block.network import Block, BlockNetwork, LayerView
 from eyas.drafters.decoding import NetworkPairs, Proposer, arranged, staged_pairs
 from eyas.drafters.levels import Levels
-from eyas.drafters.network import Attend, DraftNetwork, Sight, Stage, Within, by_layer, run_pass, staged_attention
+from eyas.drafters.network import (
+    Attend,
+    DraftNetwork,
+    RecordedView,
+    StagedPass,
+    WindowView,
+    by_layer,
+    run_pass,
+    staged_attention,
+)
 from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
@@ -80,10 +89,10 @@ class BlockProposer(Proposer):
         self.read(pairs, rows, self.network.target_ids[:1].expand(2, count), taps, [count, count - 1])
         return self.run_block(pairs, rows).states
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:
         return BlockLevels(self.network, self.run_block(pairs, rows, within), depth)
 
-    def run_block(self, pairs: NetworkPairs, rows: range, within: Within | None = None) -> Block:
+    def run_block(self, pairs: NetworkPairs, rows: range, within: RecordedView | None = None) -> Block:
         """Run each row's next block: its last token, then masked slots."""
         config = self.network.config
         cache = pairs.cache
@@ -113,9 +122,9 @@ class BlockProposer(Proposer):
         positions = anchors + steps
 
         def attend_in(view: LayerView) -> Attend:
-            sight = None if view.window is None else Sight(view.window, positions, anchors)
+            sight = None if view.window is None else WindowView(view.window, positions, anchors)
             seen = every.tril() if view.causal else every
-            return staged_attention(cache, rows, Stage(lengths, seen, end=end, sight=sight))
+            return staged_attention(cache, rows, StagedPass(lengths, seen, end=end, sight=sight))
 
         return (network.states(network.embed(tokens), positions, by_layer(network.config.views, attend_in)),)
 
@@ -208,10 +217,10 @@ class ParallelProposer(Proposer):
         assert pair is not None
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:
         return _SlotLevels(self.network.logits(self.masked_states(pairs, rows, depth, within)))
 
-    def masked_states(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Tensor:
+    def masked_states(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Tensor:
         """The states [R, D, H] that the head reads in each row's next `depth` slots."""
         known = pairs.normed[rows.start : rows.stop].unsqueeze(1)
         count = len(rows)

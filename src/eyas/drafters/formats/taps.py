@@ -78,7 +78,7 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
     """The boundaries that the numbers under the common key mean, which depends on the project that wrote the file."""
     n = fields.layers
     shifted = tuple(k + 1 for k in ids)
-    if nested_only and _usual(shifted, n):
+    if nested_only and _is_default(shifted, n):
         fields.convention = OUTPUTS
         fields.notes.append(
             f"taps: {list(ids)} are SpecForge's default layer outputs for a target of {shifted[2] + 3} layers, so "
@@ -86,7 +86,7 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
         )
         return shifted
     fields.convention = BOUNDARIES
-    if not _usual(ids, n) and (nested_only or _usual(shifted, n)):
+    if not _is_default(ids, n) and (nested_only or _is_default(shifted, n)):
         fields.doubts.append(
             f"taps {list(ids)} are read as boundaries, as vLLM, ATOM and llama.cpp do; if the file was written for "
             f"SGLang or by SpecForge they are layer outputs, boundaries {list(shifted)}: `eyas doctor` measures "
@@ -95,7 +95,7 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
     return ids
 
 
-def _usual(taps: tuple[int, ...], layers: int | None) -> bool:
+def _is_default(taps: tuple[int, ...], layers: int | None) -> bool:
     """Whether these are EAGLE-3's default boundaries [2, n // 2, n - 3] for this target, or for any if unknown."""
     if len(taps) != 3:
         return False

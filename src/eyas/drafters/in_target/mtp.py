@@ -35,7 +35,7 @@ from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.gguf_heads import find_heads, read_heads
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
-from eyas.drafters.network import Attend, DraftNetwork, Stage, device_lengths, shapes_of, staged_attention
+from eyas.drafters.network import Attend, DraftNetwork, StagedPass, device_lengths, shapes_of, staged_attention
 from eyas.drafters.weightless import METHODS
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.gguf_config import FULL, LINEAR
@@ -442,7 +442,7 @@ class CascadeProposer(Proposer):
         for index, module in enumerate(self.network.in_order):
             # the first `index` pairs of a row have no output of the module before this one
             seen = causal & (positions >= index).unsqueeze(1) | torch.eye(width, dtype=torch.bool, device=tokens.device)
-            stage = Stage(lengths, seen, layer=index, first=index)
+            stage = StagedPass(lengths, seen, layer=index, first=index)
             out, _ = module.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
             outputs.append(out)
             if index < len(before):
@@ -464,7 +464,7 @@ class CascadeProposer(Proposer):
         return list(both[:, :, 0].unbind(1))
 
     def run_level(
-        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
+        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: StagedPass
     ) -> tuple[Tensor, Tensor]:
         modules = self.network.in_order
         last = len(self.network.steps) - 1

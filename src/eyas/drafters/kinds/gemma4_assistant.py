@@ -33,7 +33,7 @@ from eyas.drafters.decoding import NetworkPairs, Proposer
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
 from eyas.drafters.levels import Levels
-from eyas.drafters.network import MLP, DraftNetwork, RMSNorm, Rope, Rotary, Within, rotate
+from eyas.drafters.network import MLP, DraftNetwork, RecordedView, RMSNorm, Rope, Rotary, rotate
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError, InvariantError, UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets.architecture import FULL, SLIDING
@@ -249,7 +249,7 @@ def write(config: AssistantConfig) -> dict[str, Any]:
     return made if config.default_tree is None else made | {"default_tree": config.default_tree}
 
 
-Look = Callable[[str, Tensor], Tensor]
+AttendTarget = Callable[[str, Tensor], Tensor]
 """(type of layer, q [R, N, W, D]) -> [R, N, W, D]: attention to the target's keys and values; scores aren't scaled."""
 
 
@@ -265,7 +265,7 @@ class AssistantAttention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.o_proj = nn.Linear(size, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, rope: Rope, look: Look) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, look: AttendTarget) -> Tensor:
         """x [R, W, H] -> [R, W, H]."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         out: Tensor = self.o_proj(look(self.kind, rotate(q, rope)).transpose(1, 2).flatten(2))
@@ -286,7 +286,7 @@ class AssistantLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(size, eps=eps)
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor, ropes: Mapping[str, Rope], look: Look) -> Tensor:
+    def forward(self, x: Tensor, ropes: Mapping[str, Rope], look: AttendTarget) -> Tensor:
         """The residual stream [R, W, H] entering the layer -> the one leaving it."""
         mixed = self.self_attn(self.input_layernorm(x), ropes[self.self_attn.kind], look)
         x = x + self.post_attention_layernorm(mixed)
@@ -396,7 +396,9 @@ class AssistantNetwork(DraftNetwork):
         out: Tensor = self._embedding[0](tokens)
         return out.to(self.dtype)
 
-    def look_ahead(self, tokens: Tensor, hidden: Tensor, positions: Tensor, look: Look) -> tuple[Tensor, Tensor]:
+    def look_ahead(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, look: AttendTarget
+    ) -> tuple[Tensor, Tensor]:
         """One pass over tokens [R, W] and the states [R, W, B] before them, all of a row at position [R, 1].
 
         Returns the states to feed back [R, W, B] and those that `logits` takes [R, W, H].
@@ -466,7 +468,7 @@ class AssistantProposer(Proposer):
 
     network: AssistantNetwork
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:  # noqa: ARG002
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:  # noqa: ARG002
         return AssistantLevels(self.network, pairs, rows)
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:

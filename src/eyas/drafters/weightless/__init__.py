@@ -42,5 +42,5 @@ METHODS: Registry[MakeMethod] = Registry(
     reserved=("auto", "none", "prediction", "draft_model", "small-lm", *KINDS.own),
 )
 """All methods that need no files. Other packages' methods are entry points `eyas.methods`."""
-ALONE = frozenset({"lookahead"})
+NOT_COMBINABLE = frozenset({"lookahead"})
 """Methods of eyas's own that can't be combined with a draft model: their trees fill the target's pass."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, goes_on
+from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, continuation_rate
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree.draft_tree import Proposal
@@ -70,7 +70,9 @@ class NgramDrafter(LookupDrafter):
         while match < min(LONGEST_MATCH, start) and tokens[start - 1 - match] == tokens[-1 - match]:
             match += 1
         followers = tokens[start : start + depth]
-        return Proposal.chain(followers, [math.log(goes_on(match + level)) for level in range(len(followers))])
+        return Proposal.chain(
+            followers, [math.log(continuation_rate(match + level)) for level in range(len(followers))]
+        )
 
 
 def make(target: Target) -> NgramDrafter:

@@ -23,7 +23,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import Self
 
-from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, goes_on
+from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, continuation_rate
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.targets.native.library import Kernels, SuffixSearch, kernels
@@ -164,9 +164,9 @@ def make(target: Target) -> SuffixDrafter:
 
 Array = npt.NDArray[np.int32]
 
-_NOTHING = -1
+_SEPARATOR = -1
 """Marks positions without a token: before the first text, after the last text, and between two texts."""
-_UNLIKE = -2
+_MISMATCH = -2
 """Differs from every value in a text."""
 _FEW = 512
 """Up to this many occurrences are compared in one operation; while there are more, token by token."""
@@ -251,12 +251,12 @@ class SuffixIndex:
 
     def end_text(self) -> None:
         """End the text with a separator, which takes one token's room, so that no match spans two texts."""
-        self.append((_NOTHING,))
+        self.append((_SEPARATOR,))
 
     def truncate(self, size: int) -> None:
         """Forget all but the first `size` tokens."""
         if size < self._size:
-            self._text[size : self._size] = _NOTHING
+            self._text[size : self._size] = _SEPARATOR
             self._size = size
 
     def drop(self, count: int) -> None:
@@ -303,7 +303,7 @@ class SuffixIndex:
         margin = self._margin
         kept = self._text[: self._size] if self._size else np.empty(0, np.int32)
         self._room = room
-        self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
+        self._buffer: Array = np.full(margin + room + margin, _SEPARATOR, np.int32)
         self._text: Array = self._buffer[margin:-margin]
         self._text[: self._size] = kept
         self._search.text = self._text.ctypes.data
@@ -324,7 +324,7 @@ class SuffixIndex:
             at = stops[longer] + (self._margin - length)
             longer = longer[self._buffer[at] == context[-length]]
             lengths[longer] = length
-        pattern = np.full(self._before, _UNLIKE, np.int32)
+        pattern = np.full(self._before, _MISMATCH, np.int32)
         known = context[-self._limits.longest :]
         pattern[self._before - len(known) :] = known
         unlike = self._windows_before[stops[longer]] != pattern  # [n, W], the first column always
@@ -357,12 +357,12 @@ class SuffixIndex:
             # while all occurrences continue alike, the next token needs no queue unless another path is as probable
             rival = -queue[0].order[0] if queue else 0.0
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
-            alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _NOTHING)
+            alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _SEPARATOR)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
             level = level + 1
             parent = len(made.tokens) - 1
             for token in going_on[0, :run].tolist():
-                step = goes_on(match + level)
+                step = continuation_rate(match + level)
                 if probability * step < self._limits.least or probability * step <= rival:
                     break
                 made.tokens.append(token)
@@ -396,7 +396,7 @@ def _children(
     rows: Array, match: int, level: int, probability: float, parent: int, fanout: int, least: float
 ) -> list[_Continuation]:
     """The most frequent tokens that follow occurrences at a level after a match; on ties, the most recent ones."""
-    on = goes_on(match + level)
+    on = continuation_rate(match + level)
     column = rows[:, level]
     followers: dict[int, list[int]] = {}
     if len(rows) > _FEW:  # find the few frequent tokens first
@@ -406,7 +406,7 @@ def _children(
     else:
         for row, token in enumerate(column.tolist()):
             followers.setdefault(token, []).append(row)
-    followers.pop(_NOTHING, None)
+    followers.pop(_SEPARATOR, None)
     found = []
     for token, chosen in followers.items():
         step = len(chosen) / len(rows) * on

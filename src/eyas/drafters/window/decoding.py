@@ -25,10 +25,10 @@ from eyas.runtime import inference
 from eyas.targets.graphs import Record
 from eyas.targets.slots import KVShape, Saved, SlotCache
 
-Turn = Callable[[Tensor, int], Tensor]
+RotateKeys = Callable[[Tensor, int], Tensor]
 """(keys [..., D], positions) -> the keys, rotated further by `positions`."""
 
-STAGED = 256
+STAGING_COLUMNS = 256
 """Columns reserved for staging; larger draft trees extend them."""
 
 
@@ -58,7 +58,7 @@ class WindowCache(SlotCache):
         dtype: torch.dtype,
         device: torch.device,
         window: Window,
-        turn: Turn,
+        turn: RotateKeys,
     ) -> None:
         self.window = window
         self._turn = turn
@@ -70,7 +70,7 @@ class WindowCache(SlotCache):
     @property
     def most(self) -> int:
         """The usual maximum of a slot's columns, however long its row is."""
-        return self.window.limit + STAGED
+        return self.window.limit + STAGING_COLUMNS
 
     def reserve(self, columns: int, staged: int = 0) -> None:
         if columns > self.capacity:
@@ -207,7 +207,7 @@ class WindowPairs(NetworkPairs):
         super().__init__(network, fed, record)
 
     def make_cache(self, slots: int) -> SlotCache:
-        return WindowCache(self.shapes, slots, self.dtype, self.device, self.window, self._rotary.turned)
+        return WindowCache(self.shapes, slots, self.dtype, self.device, self.window, self._rotary.rotated_by)
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, min(columns, self.cache.most))
@@ -272,7 +272,7 @@ class WindowPairs(NetworkPairs):
             for slot in reading:
                 if cache.lengths[slot] == self.window.limit:
                     cache.slide(slot, cache.dropped[slot] + self.window.step)
-            part = min(STAGED, max(left), *(self.window.limit - cache.lengths[slot] for slot in reading))
+            part = min(STAGING_COLUMNS, max(left), *(self.window.limit - cache.lengths[slot] for slot in reading))
             yield begin, [min(more, part) for more in left]
             begin += part
 

@@ -19,7 +19,7 @@ SINKS = 4
 """The number of first pairs that every query sees, as in StreamingLLM."""
 GUESSES = 32
 """The positions that an `auto` window leaves for the guesses of a draft tree."""
-USUAL_LENGTH = 2048
+DEFAULT_TRAINED_LENGTH = 2048
 """The training length that `auto` assumes for a drafter whose files don't record it."""
 
 WindowChoice = int | Literal["auto", "off"] | None
@@ -63,8 +63,8 @@ def read_window(text: str | int | None) -> WindowChoice:
 def trained_window(trained: object, positions: int) -> int:
     """The largest window with which a drafter never exceeds the length that it was `trained` on.
 
-    `trained` is the `max_length` in its provenance, or `USUAL_LENGTH` if there is none; the window is also limited by
-    the drafter's `positions`.
+    `trained` is the `max_length` in its provenance, or `DEFAULT_TRAINED_LENGTH` if there is none; the window is also
+    limited by the drafter's `positions`.
     """
-    length = trained if isinstance(trained, int) and trained > 0 else USUAL_LENGTH
+    length = trained if isinstance(trained, int) and trained > 0 else DEFAULT_TRAINED_LENGTH
     return max(1, min(length, positions) - SINKS - GUESSES)

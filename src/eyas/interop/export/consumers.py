@@ -28,11 +28,11 @@ from eyas.interop.export.forms import (
     Refusal,
     Rule,
     as_wide_as_the_target,
+    equals,
     identity_map,
+    is_off,
     layers_alike,
     meet_needs,
-    off,
-    only,
     recurrent_targets,
     refusals,
     rising_taps,
@@ -97,9 +97,9 @@ def _latent_yarn(drafter: DrafterToExport) -> bool:
     return keys <= _LATENT_YARN and ("mscale" in keys) == ("mscale_all_dim" in keys)
 
 
-_SILU = only("hidden_act", "silu", why="it computes SiLU only")
-_ONE_LAYER = only("num_hidden_layers", 1, why="it has one decoder layer", families=FUSED)
-_THREE = only("num_aux_hidden_states", 3, why="it reads three taps", families=(*FUSED, PEAGLE))
+_SILU = equals("hidden_act", "silu", why="it computes SiLU only")
+_ONE_LAYER = equals("num_hidden_layers", 1, why="it has one decoder layer", families=FUSED)
+_THREE = equals("num_aux_hidden_states", 3, why="it reads three taps", families=(*FUSED, PEAGLE))
 _YARN = Rule(
     "rope_parameters",
     lambda d: _yarn_keys(d) <= _PLAIN_YARN,
@@ -108,8 +108,8 @@ _YARN = Rule(
 )
 _LATENT = (
     Rule("rope_parameters", _latent_yarn, "its YaRN takes mscale and mscale_all_dim together, or none", _MLA),
-    only("rope_interleave", True, why="it rotates adjacent channels", families=_MLA),
-    *off("attention_bias", "mlp_bias", why="its latent attention and MLP have no", families=_MLA),
+    equals("rope_interleave", True, why="it rotates adjacent channels", families=_MLA),
+    *is_off("attention_bias", "mlp_bias", why="its latent attention and MLP have no", families=_MLA),
 )
 _QUERY_LATENT = Rule("q_lora_rank", lambda d: d.get("q_lora_rank") is not None, "it needs a query latent", _MLA)
 _QWEN3 = (
@@ -131,14 +131,14 @@ _HEADS_DIVIDE = Rule(
     _E1,
 )
 _BLOCKS = (
-    only("qk_norm", True, why="its block drafters norm queries and keys", families=BLOCK),
-    *off("mlp_bias", why="its block drafters have no", families=BLOCK),
+    equals("qk_norm", True, why="its block drafters norm queries and keys", families=BLOCK),
+    *is_off("mlp_bias", why="its block drafters have no", families=BLOCK),
     Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
-    only("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
+    equals("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
     Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
 )
-_BOTH_WAYS = Rule(
+_BIDIRECTIONAL = Rule(
     "causal",
     lambda d: not any(view.causal and view.window is None for view in d.get("views")),
     "in layers without a window, the slots of its blocks see each other both ways",
@@ -149,16 +149,18 @@ _EVERY_GUESS = windows(
     lambda d: not d.get("sliding_anchored"),
     (*BLOCK, *_THIRD),
 )
-_NO_WINDOW = only("sliding_window", None, why="its EAGLE-3 has no sliding window", families=_E3)
-_ALIKE = windows("its layers are all causal or none is, and here only those with a window are", layers_alike, BLOCK)
-_VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
+_NO_WINDOW = equals("sliding_window", None, why="its EAGLE-3 has no sliding window", families=_E3)
+_SAME_CAUSALITY = windows(
+    "its layers are all causal or none is, and here only those with a window are", layers_alike, BLOCK
+)
+_VANILLA = equals("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
 _VLLM_RECURRENT = recurrent_targets("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-_FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
+_FULL_VOCABULARY = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
 _FULL_E1 = Rule("draft_vocab_size", lambda d: not d.reduced, "its EAGLE-1 drafts the whole vocabulary only", _E1)
 _SHARED_HEAD_E1 = replace(NEEDS_SHARED_HEAD, families=_E1)
 
 
-def _usual_taps(drafter: DrafterToExport) -> bool:
+def _has_default_taps(drafter: DrafterToExport) -> bool:
     """Whether the taps are EAGLE-3's defaults for this target or, if it is unknown, for some target."""
     taps = drafter.config.taps
     n = (taps[2] + 3 if taps and len(taps) == 3 else 7) if drafter.layers is None else drafter.layers
@@ -171,10 +173,10 @@ _ALL = (
         (
             recurrent_targets(),
             _ONE_LAYER, _THREE, _FULL_E1, _HEADS_DIVIDE, identity_map(), rotations("default", "linear", "dynamic"),
-            *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
-            *off("attention_bias", "mlp_bias", why="it has no"),
+            *is_off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
+            *is_off("attention_bias", "mlp_bias", why="it has no"),
             _NO_WINDOW,
-            Rule("taps", _usual_taps, "it always reads boundaries 2, n // 2 and n - 3 of at least 7 layers", _E3),
+            Rule("taps", _has_default_taps, "it always reads boundaries 2, n // 2 and n - 3 of at least 7 layers", _E3),
         ),
         (replace(NEEDS_OWN_HEAD, families=_E3), _SHARED_HEAD_E1),
         "fixed boundaries 2, n // 2, n - 3", forms.safeailab,
@@ -182,17 +184,17 @@ _ALL = (
     Consumer(
         "sglang", "SGLang", "main, 2026-09", (*EAGLES, DFLASH, DFLASH2, DSPARK),
         (
-            _ONE_LAYER, _FULL_E1, replace(_FULL, families=BLOCK), identity_map(), _SILU,
+            _ONE_LAYER, _FULL_E1, replace(_FULL_VOCABULARY, families=BLOCK), identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
             rotations("default", "yarn", families=_MLA),
-            only("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
-            *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
-            *off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
-            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS, _EVERY_GUESS, _NO_WINDOW,
+            equals("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
+            *is_off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
+            *is_off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
+            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BIDIRECTIONAL, _EVERY_GUESS, _NO_WINDOW,
             windows("its layers with a window are causal", window_causality, (DFLASH,)),
-            only("sliding_window", None, why="it has windows in DFlash and DFlash 2 only", families=_DSPARK),
+            equals("sliding_window", None, why="it has windows in DFlash and DFlash 2 only", families=_DSPARK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
-            *(only(field, True, why=f"its DSpark drafters need {field}", families=_DSPARK)
+            *(equals(field, True, why=f"its DSpark drafters need {field}", families=_DSPARK)
               for field in ("sample_from_anchor", "enable_confidence_head")),
         ),
         (NEEDS_SHARED_EMBEDDING, replace(NEEDS_SHARED_HEAD, families=(*_E1, *BLOCK)), NEEDS_OWN_REDUCED_HEAD),
@@ -202,12 +204,12 @@ _ALL = (
         "vllm", "vLLM", "0.32.0", (*EAGLES, PEAGLE, DFLASH, DSPARK),
         (
             _VLLM_RECURRENT,
-            only("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
+            equals("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=(*GROUPED, PEAGLE)), _YARN,
             rotations("default", "yarn", families=_MLA),
-            *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
+            *is_off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
             _QUERY_LATENT, *_QWEN3, _NORM_ORDER, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
-            replace(_BOTH_WAYS, families=_DSPARK), _EVERY_GUESS,
+            replace(_BIDIRECTIONAL, families=_DSPARK), _EVERY_GUESS,
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
@@ -217,12 +219,12 @@ _ALL = (
         (
             _VLLM_RECURRENT,
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
-            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BOTH_WAYS, _VANILLA, _ALIKE,
+            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BIDIRECTIONAL, _VANILLA, _SAME_CAUSALITY,
             windows("in this form a window counts from where a draft begins, and this drafter's from each guess",
                     lambda d: d.get("sliding_anchored"), (*BLOCK, *_E3)),
             windows("in this form a window of P-EAGLE counts from each guess, and this drafter's from where a draft "
                     "begins", lambda d: not d.get("sliding_anchored"), (PEAGLE,)),
-            *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
+            *is_off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
         (NEEDS_OWN_HEAD,),
@@ -231,10 +233,10 @@ _ALL = (
     Consumer(
         "atom", "ATOM", "main, 2026-08", FUSED,
         (
-            _ONE_LAYER, _FULL, identity_map(), _SILU, rotations("default", families=_E3),
+            _ONE_LAYER, _FULL_VOCABULARY, identity_map(), _SILU, rotations("default", families=_E3),
             rotations("default", "yarn", families=_MLA),
-            _QUERY_LATENT, *off("norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
-            *off("attention_bias", "mlp_bias", why="it has no", families=_E3),
+            _QUERY_LATENT, *is_off("norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
+            *is_off("attention_bias", "mlp_bias", why="it has no", families=_E3),
             *_LATENT, *rising_taps(), _NO_WINDOW,
         ),
         (NEEDS_OWN_EMBEDDING, NEEDS_OWN_HEAD),
@@ -245,7 +247,7 @@ _ALL = (
         (
             _ONE_LAYER, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN, rotations("yarn", families=_MLA),
-            _QUERY_LATENT, *off("norm_before_residual", "qk_norm", why="it has no"),
+            _QUERY_LATENT, *is_off("norm_before_residual", "qk_norm", why="it has no"),
             Rule("norm_before_fc", lambda d: not (d.get("fc_norm") and d.get("norm_before_fc")),
                  "it has no norm_before_fc together with fc_norm", FUSED),
             *_LATENT, *rising_taps(lowest=1), _NO_WINDOW,
@@ -263,8 +265,8 @@ _ALL = (
         "openvino", "OpenVINO GenAI", "2026.4, optimum-intel 2.2", _E3,
         (
             _ONE_LAYER, _THREE, identity_map(), rotations("default", "linear", "llama3", "yarn"),
-            *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
-            *off("attention_bias", why="it has no"),
+            *is_off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
+            *is_off("attention_bias", why="it has no"),
             as_wide_as_the_target("it uses the target's embedding, so its width must be the target's"),
             *rising_taps(), _NO_WINDOW,
         ),
@@ -276,12 +278,12 @@ _ALL = (
         (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
-            *off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
-            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA, _NO_WINDOW, _EVERY_GUESS, _ALIKE,
+            *is_off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
+            *is_off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA, _NO_WINDOW, _EVERY_GUESS, _SAME_CAUSALITY,
             windows("in its blocks a slot sees all later ones, also beyond the window",
                     lambda d: window_causality(d) or d.get("block_size") <= d.get("sliding_window"), BLOCK),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
-            replace(_FULL, families=_DFLASH2),
+            replace(_FULL_VOCABULARY, families=_DFLASH2),
             Rule("selector_top_k",
                  lambda d: d.config.hidden_size >= d.get("selector_top_k") * (d.get("selector_top_k") + 1),
                  "its selector with k candidates needs a hidden_size of at least k (k + 1)", _DFLASH2),
@@ -299,6 +301,6 @@ _ALL = (
 CONSUMERS: dict[str, Consumer] = {consumer.name: consumer for consumer in _ALL}
 
 
-def who_can(drafter: DrafterToExport) -> list[str]:
+def supporting_consumers(drafter: DrafterToExport) -> list[str]:
     """The consumers that can represent a drafter as it is, or with --model."""
     return [name for name, consumer in CONSUMERS.items() if not consumer.prepare(drafter)[1]]

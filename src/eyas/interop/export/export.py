@@ -44,7 +44,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import ExportError, UsageError
 from eyas.files import write_text, writing_folder
 from eyas.gguf import gguf_package
-from eyas.interop.export.consumers import CONSUMERS, Consumer, who_can
+from eyas.interop.export.consumers import CONSUMERS, Consumer, supporting_consumers
 from eyas.interop.export.drafter import (
     DrafterToExport,
     ServedTarget,
@@ -352,7 +352,7 @@ def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToEx
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
     if drafter.target is None and all("give --model" in refusal.reason for refusal in broken):
         return f"{consumer.title} can't take the drafter {name} without its target:\n  {reasons}"
-    others = [CONSUMERS[other].title for other in who_can(drafter) if other != consumer.name]
+    others = [CONSUMERS[other].title for other in supporting_consumers(drafter) if other != consumer.name]
     advice = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"
     fields = ", ".join(dict.fromkeys(refusal.field for refusal in broken))
     if broken[0].field not in ("kind", "target"):
@@ -384,7 +384,7 @@ def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) ->
     wrong = [name for name, tensor in drafter.tensors.items() if not torch.equal(found.pop(name), tensor)]
     if wrong or found:
         raise ExportError(f"exported tensors read back differently: {', '.join([*wrong, *found])}")
-    difference = largest_difference(some_logits(original), some_logits(network))
+    difference = largest_difference(trial_logits(original), trial_logits(network))
     allowed = _ROUNDING[drafter.dtype] if drafter.changes else 0.0
     if not difference <= allowed:
         raise ExportError(
@@ -416,7 +416,7 @@ POSITIONS, STEPS = 24, 3
 
 
 @torch.inference_mode()
-def some_logits(network: DraftNetwork) -> Tensor:
+def trial_logits(network: DraftNetwork) -> Tensor:
     """Logits [STEPS, S, Vd] in float32 for random taps and tokens; later steps are fed the network's own output.
 
     For a block drafter [1, S, Vd]: the logits of a block of random tokens that follows the taps.

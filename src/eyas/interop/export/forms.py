@@ -68,7 +68,7 @@ class Need:
     """Whether it applies to a drafter of these families."""
 
 
-def only(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rule:
+def equals(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rule:
     """A rule that a field has one of the allowed values; kinds without the field pass."""
     return Rule(field, lambda drafter: drafter.get(field, allowed[0]) in allowed, why, families)
 
@@ -84,9 +84,9 @@ def recurrent_targets(*types: str) -> Rule:
     return Rule("target", holds, f"of targets with recurrent layers it drafts for {known}")
 
 
-def off(*fields: str, why: str, families: Families = EVERY) -> list[Rule]:
+def is_off(*fields: str, why: str, families: Families = EVERY) -> list[Rule]:
     """Rules that toggles are off; the reason is `why` followed by the field's name."""
-    return [only(field, False, why=f"{why} {field}", families=families) for field in fields]
+    return [equals(field, False, why=f"{why} {field}", families=families) for field in fields]
 
 
 def rotations(*types: str, families: Families = EVERY) -> Rule:
@@ -173,7 +173,7 @@ NEEDS_SHARED_HEAD = Need(
 )
 
 
-_NO_WINDOW = only(
+_NO_WINDOW = equals(
     "draft_window",
     None,
     why="it attends to all pairs, and this drafter to sinks and a window: remove draft_window from config.json to "

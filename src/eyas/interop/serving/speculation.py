@@ -34,10 +34,10 @@ from eyas.interop.serving.commands import ServedDrafter
 from eyas.interop.serving.engines import ServingEngine
 
 _TOGGLES = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
-_USUAL = _TOGGLES | {"num_aux_hidden_states": 3, "max_position_embeddings": 2048}
+_DEFAULTS = _TOGGLES | {"num_aux_hidden_states": 3, "max_position_embeddings": 2048}
 _ABSENT: dict[str, dict[str, Any]] = {
-    "vllm": _USUAL,
-    "sglang": _USUAL | {"draft_vocab_size": "missing", "rope_theta": 10000.0},
+    "vllm": _DEFAULTS,
+    "sglang": _DEFAULTS | {"draft_vocab_size": "missing", "rope_theta": 10000.0},
     "speculators": {**_TOGGLES, "norm_before_residual": True},
 }
 """Consumer -> its defaults for missing keys of EAGLE drafters; for all other keys, all have the same default."""

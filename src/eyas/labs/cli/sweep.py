@@ -7,11 +7,11 @@ from typing import Annotated
 
 from typer import Argument
 
-from eyas.cli.common.build import quiet
+from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.options import recipe_names
-from eyas.cli.common.verb import FAILURE, keeping
+from eyas.cli.common.verb import FAILURE, note_if_interrupted
 from eyas.errors import UsageError
 from eyas.tables import show_table
 
@@ -49,7 +49,7 @@ def sweep(
     shared = cluster.check(config.output)
     if shared and config.devices:
         raise UsageError("with --on the cluster assigns a device to each trial: remove devices, see --gpus-per-worker")
-    quiet()
+    hide_progress_bars()
     from eyas.bench.machine import describe_machine
     from eyas.files import write_bytes, write_json
     from eyas.labs.sweep.report import knob_figure, report_dict, table_of, trade_figure
@@ -61,7 +61,9 @@ def sweep(
             config = config.model_copy(update={"parallel": cluster.workers or machines.room})
         run = Sweep(config, note)
         stack.enter_context(
-            keeping(f"finished trials and the states of those in progress are kept in {config.output / 'trials'}")
+            note_if_interrupted(
+                f"finished trials and the states of those in progress are kept in {config.output / 'trials'}"
+            )
         )
         if machines is None:
             run.train()

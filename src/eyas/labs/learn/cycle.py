@@ -35,7 +35,7 @@ from eyas.train.recipe import run_recipe
 
 _VALIDATED = 16
 """One in this many training rows is held out, to choose among the run's checkpoints."""
-_SLOWER = 0.5
+_RATE_FACTOR = 0.5
 """The peak learning rate of a cycle, as a share of AdamW's in the drafter's own run."""
 _HALVINGS = 2
 """How many times a candidate that forgets is moved halfway back to its parent."""
@@ -105,7 +105,7 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
         say(found.reason)
         if not found.forgets or halved == _HALVINGS:
             break
-        candidate = half_way(candidate, parent, target, folder.run / f"halved-{halved}")
+        candidate = averaged_with_parent(candidate, parent, target, folder.run / f"halved-{halved}")
     number = None
     reason = found.reason
     if found.promoted and folder.state.settled != plan["parent"]:
@@ -116,7 +116,7 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
     return number
 
 
-def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path) -> Path:
+def averaged_with_parent(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path) -> Path:
     """Write a drafter whose weights are the means of the two drafters', with the candidate's vocabulary.
 
     Since the two are close, it keeps most of what either has learned (Wortsman et al. 2022, WiSE-FT).
@@ -240,7 +240,7 @@ def recipe_for(
     settings = folder.settings
     origin = open_checkpoint(folder.generation(0)).provenance
     optimizer: dict[str, Any] = {"lr": 4e-4, **origin.get("loop", {}).get("optimizer", {}), "kind": "adamw"}
-    optimizer["lr"] *= _SLOWER
+    optimizer["lr"] *= _RATE_FACTOR
     try:
         return DrafterTrainConfig.model_validate(
             {

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 """Seconds between two checks of the folder."""
-_SIGN = 0.2
+_HEARTBEAT_SECONDS = 0.2
 """Seconds between two busy signals to the learner."""
 _MINUTE = 60.0
 _KEPT = 1440
@@ -125,7 +125,7 @@ class Learning(Learner):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._load: Callable[[Path], NetworkDrafter] = _no_engine
-        self._signs = threading.Thread(target=self._sign, name="learn-signs", daemon=True)
+        self._heartbeat = threading.Thread(target=self._beat, name="learn-signs", daemon=True)
         self._worked = threading.Event()
         self._working = False
         self.folder: LearnFolder | None = None
@@ -200,14 +200,14 @@ class Learning(Learner):
             one.start(drafter)
             log.info("learning separately for one API key in %s", one.config.folder)
         self._thread.start()
-        self._signs.start()
+        self._heartbeat.start()
 
     def close(self) -> None:
         """End the threads and write the collected rows."""
         for one in self.apart:
             one.close()
         self._ended.set()
-        for thread in (self._thread, self._signs):
+        for thread in (self._thread, self._heartbeat):
             if thread.is_alive():
                 thread.join(10)
         if self.collector is not None:
@@ -233,10 +233,10 @@ class Learning(Learner):
 
     # The threads
 
-    def _sign(self) -> None:
+    def _beat(self) -> None:
         """Signal that the server is at work while it makes steps or has requests left."""
         assert self.folder is not None
-        while not self._ended.wait(_SIGN):
+        while not self._ended.wait(_HEARTBEAT_SECONDS):
             if self._working or self._worked.is_set():
                 self._worked.clear()
                 self.folder.mark_busy()

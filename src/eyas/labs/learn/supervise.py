@@ -56,7 +56,7 @@ def supervise(
 
 def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
     """Run a cycle to its end, stopped while the server works; returns its exit code."""
-    child = subprocess.Popen([*command], preexec_fn=_give_way)
+    child = subprocess.Popen([*command], preexec_fn=_lower_priority)
     stopped = False
     try:
         while (code := child.poll()) is None:
@@ -75,7 +75,7 @@ def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
             child.wait()
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """In the child, before exec: take the lowest priority and die with the parent, if the system supports these."""
     with suppress(OSError):
         os.nice(19)

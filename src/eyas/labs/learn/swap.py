@@ -321,7 +321,7 @@ class SwapDrafter(Drafter):
             if any(part := [want and own for want, own in zip(wanted, mine, strict=True)])
         ] or [(there[0][0], wanted)]
         trees = [(drafter.draft(rows, spec, coupling, part), part) for drafter, part in parts]
-        return trees[0][0] if len(trees) == 1 else side_by_side(trees)
+        return trees[0][0] if len(trees) == 1 else padded_together(trees)
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
         """Note which rows had a draft: their next pairs are the accepted ones."""
@@ -352,7 +352,7 @@ class _Always:
         """Do nothing, since there is nothing to compare."""
 
 
-def side_by_side(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftTree:
+def padded_together(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftTree:
     """Merge batches of R trees into one: each row's tree is that of the part whose mask has the row, at most one."""
     width = max(tree.size for tree, _ in parts)
     wide = [_widened(tree, width) for tree, _ in parts]

@@ -17,9 +17,9 @@ ROWS = 32
 """Requests of the new generation after which a trial ends."""
 _MIN_REQUESTS = 8
 """Minimum requests of each generation before any verdict."""
-_SURE = 3.3
+_PROMOTION_Z = 3.3
 """Standard errors that end a trial early: it is checked after every request, so more than for 0.99."""
-_BEHIND = 2.33
+_REJECTION_Z = 2.33
 """Standard errors behind at which a full trial ends in a reversion: a single check at 0.99."""
 
 Verdict = Literal["settle", "revert"]
@@ -105,9 +105,9 @@ class Canary:
             return
         ahead = new.accept_length - old.accept_length
         noise = math.sqrt(old.variance + new.variance)
-        if ahead > 0.0 and ahead >= _SURE * noise:
+        if ahead > 0.0 and ahead >= _PROMOTION_Z * noise:
             self.report = CanaryReport("settle", f"{self._figures()}: ahead beyond noise")
-        elif ahead < 0.0 and -ahead >= (_SURE if new.requests < ROWS else _BEHIND) * noise:
+        elif ahead < 0.0 and -ahead >= (_PROMOTION_Z if new.requests < ROWS else _REJECTION_Z) * noise:
             self.report = CanaryReport("revert", f"{self._figures()}: behind beyond noise")
         elif new.requests >= ROWS:
             self.report = CanaryReport("settle", f"{self._figures()}: not behind")

@@ -19,7 +19,7 @@ _READ_ONLY = 1
 _NO_SETUID = 2
 _NO_DEVICES = 4
 _MOUNT_SETATTR = 442
-_HERE = -100
+_AT_FDCWD = -100
 _RECURSIVE = 0x8000
 _DIE_WITH_PARENT = 1
 _KEEP_CAPABILITIES = 8
@@ -42,7 +42,7 @@ def isolate(disk_bytes: int, user: int | None) -> None:
             raise OSError(number, os.strerror(number))
 
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SETUID)
-    must(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, ctypes.sizeof(attributes)))
+    must(libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _RECURSIVE, attributes, ctypes.sizeof(attributes)))
     here = os.getcwd()
     flags = ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
     for folder in (here, "/proc"):  # /proc shows other processes and their environments

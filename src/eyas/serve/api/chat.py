@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from eyas.serve.api.encode import (
-    Wanted,
+    EncodingOptions,
     bad_word_ids,
     characters_in,
     chat_prompt,
@@ -94,7 +94,7 @@ async def start_chat(
     await context.check_grammar(grammar, info.client)
     bad_words = await read_bad_words(body, context, info)
     prediction = await read_prediction(body, context, info)
-    wanted = Wanted(
+    wanted = EncodingOptions(
         max_tokens=_limit(body.max_completion_tokens or body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
@@ -221,7 +221,7 @@ async def start_completion(
     grammar = requested_grammar(body)
     await context.check_grammar(grammar, info.client)
     bad_words = await read_bad_words(body, context, info)
-    wanted = Wanted(
+    wanted = EncodingOptions(
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else _limit(body.max_tokens),
         logprobs=body.logprobs,
         prompt_logprobs=body.scored_alternatives,

@@ -25,7 +25,7 @@ _RANDOM = -1
 """A seed that asks for a random one, as in llama.cpp and vLLM."""
 _JAVASCRIPT_SAFE = 2**53
 """Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
-_SHRINKING = 4
+_MAX_COMPRESSION = 4
 """Factor by which normalization may shorten a text before it is tokenized (composed characters, collapsed spaces)."""
 
 
@@ -124,7 +124,7 @@ def check_size(tokenizer: Any, characters: int, context: int | None) -> None:
     """Raise ApiError 400 for a text that can't fit the context: tokenizing megabytes would take seconds."""
     if characters == 0:
         return
-    if context is not None and characters > _SHRINKING * context * _longest_piece(required(tokenizer)):
+    if context is not None and characters > _MAX_COMPRESSION * context * _longest_piece(required(tokenizer)):
         message = f"the context holds {context} tokens; a text of {characters} characters has far more: shorten it"
         raise ApiError(400, message, code="context_length_exceeded")
 
@@ -137,7 +137,7 @@ def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
         raise ApiError(400, message, code="invalid_value", param=param)
 
 
-class Wanted(NamedTuple):
+class EncodingOptions(NamedTuple):
     """What a body asks for that the two APIs express differently, or that had to be processed first."""
 
     max_tokens: int | None
@@ -156,7 +156,7 @@ class Wanted(NamedTuple):
 def encode_request(
     body: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
-    wanted: Wanted,
+    wanted: EncodingOptions,
     *,
     request_id: str,
     context: int | None,

@@ -54,25 +54,25 @@ router = APIRouter(route_class=JsonRoute)
 CHAT, GENERATE = "/api/chat", "/api/generate"
 _VERSION = "0.14.2"
 """Ollama's version with this API: clients compare it with the least one that they know. `/version` has eyas's."""
-_NEVER = timedelta(days=36500)
+_FAR_FUTURE = timedelta(days=36500)
 """After how long a model that stays is said to expire; Ollama's own client shows it as forever."""
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _READING = error_responses(*READING, 503, body=OllamaErrorBody)
 
 
-class Said(NamedTuple):
+class AnswerPiece(NamedTuple):
     """What a line adds to the answer."""
 
     text: str = ""
     thought: str = ""
     calls: tuple[Json, ...] = ()
 
-    def then(self, more: Said) -> Said:
+    def then(self, more: AnswerPiece) -> AnswerPiece:
         """This, and what comes after it."""
-        return Said(self.text + more.text, self.thought + more.thought, self.calls + more.calls)
+        return AnswerPiece(self.text + more.text, self.thought + more.thought, self.calls + more.calls)
 
 
-Form = Callable[[Said], Json]
+Form = Callable[[AnswerPiece], Json]
 
 
 @router.get("/api/version", response_model=OllamaVersion, responses=error_responses(500, body=OllamaErrorBody))
@@ -93,7 +93,7 @@ async def running(context: Context, info: Info) -> Json:
     """List the model names that are loaded: all of them."""
     facts = await _facts(context, info)
     here = {
-        "expires_at": _time(context.started, _NEVER),
+        "expires_at": _time(context.started, _FAR_FUTURE),
         "size_vram": 0 if str(context.engine.target.device) == "cpu" else facts.size,
         "context_length": context.max_model_len or 0,
     }
@@ -283,20 +283,20 @@ def _accept(body: OllamaRequest, context: ServerContext) -> str:
     return served
 
 
-def _in_chat(said: Said) -> Json:
+def _in_chat(said: AnswerPiece) -> Json:
     message: Json = {"role": "assistant", "content": said.text}
     message |= {"thinking": said.thought} if said.thought else {}
     return {"message": message | {"tool_calls": list(said.calls)} if said.calls else message}
 
 
-def _in_text(said: Said) -> Json:
+def _in_text(said: AnswerPiece) -> Json:
     return {"response": said.text} | ({"thinking": said.thought} if said.thought else {})
 
 
 async def _idle(body: OllamaRequest, form: Form) -> Response:
     """The answer to nothing, with which clients have a model loaded or unloaded: here it stays loaded."""
     reason = {"done": True, "done_reason": "unload" if body.unloads else "load"}
-    line = {"model": body.model, "created_at": _time(time.time())} | form(Said()) | reason
+    line = {"model": body.model, "created_at": _time(time.time())} | form(AnswerPiece()) | reason
     return Response(await encoded(line), media_type="application/json")
 
 
@@ -328,7 +328,7 @@ class LinesWriter(ChatResponseWriter):
 
     async def full(self) -> Json:
         """Generate everything and return the answer."""
-        whole = Said()
+        whole = AnswerPiece()
         try:
             async for said in self._pieces():
                 whole = whole.then(said)
@@ -341,11 +341,11 @@ class LinesWriter(ChatResponseWriter):
         try:
             async for said in self._pieces():
                 yield self._line(said)
-            yield self._line(Said()) | self._ending()
+            yield self._line(AnswerPiece()) | self._ending()
         finally:
             self.generation.close()
 
-    async def _pieces(self) -> AsyncGenerator[Said, None]:
+    async def _pieces(self) -> AsyncGenerator[AnswerPiece, None]:
         """Yield pieces of thoughts and text, and calls once they are complete."""
         async for part in self.shown_parts():
             if isinstance(part, CallPiece) and part.name is None:
@@ -354,24 +354,24 @@ class LinesWriter(ChatResponseWriter):
             for said in self._complete():
                 yield said
             if isinstance(part, TextPiece):
-                yield Said(text=part.text)
+                yield AnswerPiece(text=part.text)
             elif isinstance(part, ThoughtPiece):
-                yield Said(thought=part.text)
+                yield AnswerPiece(thought=part.text)
             else:
                 self._call = {"id": part.id, "index": part.index, "name": part.name}
                 self._arguments = part.arguments
         for said in self._complete():
             yield said
 
-    def _complete(self) -> Iterator[Said]:
+    def _complete(self) -> Iterator[AnswerPiece]:
         """Yield the call that has been written, if there is one."""
         call = self._call
         self._call = None
         if call is not None:
             function = call | {"arguments": as_object(self._arguments)}
-            yield Said(calls=({"id": function.pop("id"), "function": function},))
+            yield AnswerPiece(calls=({"id": function.pop("id"), "function": function},))
 
-    def _line(self, said: Said) -> Json:
+    def _line(self, said: AnswerPiece) -> Json:
         line = {"model": self._model, "created_at": _time(time.time()), **self._form(said), "done": False}
         if self.generation.with_logprobs:
             scored = self.unwritten

@@ -2,7 +2,7 @@
 
 The calls don't depend on how the text is split into pieces. Text that may turn out to be a call is held back; a call
 that is malformed before its name is known counts as text. `ToolCallParser` reads one character at a time and finds
-calls with the patterns of the style (`signs_of`): white space around marks doesn't matter, and outer marks may be
+calls with the patterns of the style (`markers_of`): white space around marks doesn't matter, and outer marks may be
 missing, as models forget them. `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a value by
 its brackets and quotes, `ElementScanner` makes JSON of a value between marks.
 """
@@ -75,7 +75,7 @@ class CallPiece:
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
 
 
-class Signs(NamedTuple):
+class CallMarkers(NamedTuple):
     """The patterns with which the calls of a style are found; a match has the group `name` unless it is an object."""
 
     first: Any
@@ -93,7 +93,7 @@ class Signs(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def signs_of(style: ToolStyle) -> Signs:
+def markers_of(style: ToolStyle) -> CallMarkers:
     """The patterns of a style."""
     inside = _inside(style)
     begin = _pattern(style.begin, lenient=True) + (r"[\s\[]{0,16}" if style.form == "object" else "")
@@ -119,17 +119,17 @@ def signs_of(style: ToolStyle) -> Signs:
     end = f"{brackets}{_GAP}{_pattern(behind)}" if behind.strip() else brackets
     tag = f"(?:{'|'.join(map(regex.escape, TAGS))})" if style.bare and style.form == "object" else ""
     first = f"{_GAP}(?:{begin})?{inside}" if style.begun else opening
-    return Signs(
+    return CallMarkers(
         first=regex.compile(rf"{_GAP}(?:{tag})?{first}"),
-        opening=regex.compile(rf"{_GAP}{tag}{opening}") if tag or not style.bare else _NEVER,
+        opening=regex.compile(rf"{_GAP}{tag}{opening}") if tag or not style.bare else _NO_MATCH,
         more=regex.compile(more),
-        end=regex.compile(end) if end else _NEVER,
+        end=regex.compile(end) if end else _NO_MATCH,
         tail=regex.compile(f"(?:{brackets})?{chunks}"),
-        argument=regex.compile(argument) if element else _NEVER,
+        argument=regex.compile(argument) if element else _NO_MATCH,
     )
 
 
-_NEVER = regex.compile(r"(?!)")
+_NO_MATCH = regex.compile(r"(?!)")
 
 
 def _inside(style: ToolStyle) -> str:
@@ -197,7 +197,7 @@ class ToolCallParser:
         self.calls = 0
         """How many calls have begun so far."""
         self._new_id = new_id or style.new_id
-        self._signs = signs_of(style)
+        self._markers = markers_of(style)
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self._mode: Callable[[str], None] = self._in_text
         self._held = ""  # read, but neither emitted nor dropped
@@ -254,7 +254,7 @@ class ToolCallParser:
     def _in_text(self, character: str) -> None:  # noqa: ARG002
         """Emit text as far as no call can begin in it."""
         while self._held:
-            opening = self._signs.first if self._untouched else self._signs.opening
+            opening = self._markers.first if self._untouched else self._markers.opening
             found = opening.fullmatch(self._held, partial=True)
             if found is not None:
                 if not found.partial:
@@ -330,7 +330,7 @@ class ToolCallParser:
 
     def _in_arguments(self, character: str) -> None:
         """Between the arguments of a call that is written as elements."""
-        found = self._signs.argument.fullmatch(self._held, partial=True)
+        found = self._markers.argument.fullmatch(self._held, partial=True)
         if found is not None and not found.partial:
             key = found["key"]
             kind = found.groupdict().get("type")
@@ -357,16 +357,16 @@ class ToolCallParser:
 
     def _after_call(self, character: str) -> None:  # noqa: ARG002
         """After a call: its end mark, the next call, or text."""
-        found = self._signs.more.fullmatch(self._held, partial=True)
+        found = self._markers.more.fullmatch(self._held, partial=True)
         if found is not None and not found.partial:
             self._open(found)
             return
-        ended = self._signs.end.fullmatch(self._held, partial=True)
+        ended = self._markers.end.fullmatch(self._held, partial=True)
         if ended is not None and not ended.partial:
             self._held = ""
             self._mode = self._in_text
         elif ended is None and found is None:
-            self._held = self._held[self._signs.tail.match(self._held).end() :]
+            self._held = self._held[self._markers.tail.match(self._held).end() :]
             self._mode = self._in_text
             self._in_text(self._held[-1:])
 
@@ -442,7 +442,9 @@ class ElementScanner:
         """
         self.done = False
         self._opening = CDATA[0] if cdata else ""
-        self._ends = regex.compile(("\n?" if end.startswith("\n") else "") + _pattern(end.strip())) if end else _NEVER
+        self._ends = (
+            regex.compile(("\n?" if end.startswith("\n") else "") + _pattern(end.strip())) if end else _NO_MATCH
+        )
         self._text = text
         self._nested = nested
         self._skips = middle.endswith("\n")

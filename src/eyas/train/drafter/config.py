@@ -45,7 +45,7 @@ class DrafterTrainConfig(StrictModel):
             return values
         shape = values.get("shape") or {}
         shape = shape if isinstance(shape, DrafterShape) else DrafterShape.model_validate(shape)
-        usual = LossConfig(**shape.usual_loss).model_dump()
+        usual = LossConfig(**shape.default_loss).model_dump()
         guesses = shape.medusa_heads or shape.num_depths
         if guesses is not None:
             usual["unroll"] = guesses  # step j trains guess j

@@ -199,7 +199,7 @@ class Outlook:
             f"{loss.token} x {loss.token_weight:g}"
             + (f", {loss.feature} x {loss.feature_weight:g}" if loss.feature != "none" else "")
             + f"; {loss.unroll} steps, each x {loss.decay:g} of the one before",
-            "kind" if loss == LossConfig(**written.shape.usual_loss) else "recipe",
+            "kind" if loss == LossConfig(**written.shape.default_loss) else "recipe",
         )
         rate = f"{loop.optimizer.kind}, lr {loop.optimizer.lr:g}"
         if loop.optimizer.kind == "muon":

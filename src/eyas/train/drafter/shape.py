@@ -209,7 +209,7 @@ class DrafterShape(StrictModel):
         return KINDS[self._preset.kind]
 
     @property
-    def usual_loss(self) -> dict[str, Any]:
+    def default_loss(self) -> dict[str, Any]:
         """The settings of the loss in its paper, where they differ from EAGLE-3's."""
         return {**self.definition.loss, **self._preset.loss}
 

@@ -254,7 +254,7 @@ def score(checkpoint: Path) -> float:
     return float(provenance["validation"][provenance["chosen_by"]])
 
 
-_FREE = {
+_CHANGEABLE = {
     "draft_vocab_size", "default_tree", "max_position_embeddings", "draft_window", "sliding_window", "layer_types",
     "sliding_anchored",
 }  # fmt: skip
@@ -263,7 +263,7 @@ _FREE = {
 
 MEASURED = 32
 """Number of held-out prompts that a run writes for measuring its checkpoints."""
-FIRST_RANGE = 1024
+FIRST_CONTEXT_BUCKET = 1024
 """Tokens in the first context range; a run with longer chats has metrics for each range."""
 
 
@@ -347,7 +347,7 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
         config.loss,
         loop.bf16,
         loop.seed,
-        by_context=config.max_length > FIRST_RANGE,
+        by_context=config.max_length > FIRST_CONTEXT_BUCKET,
     )
     origin = Origin.of(config, data.fingerprint, taps, train_batches, vocabulary)
     decoding = None
@@ -421,7 +421,7 @@ def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwo
         raise DrafterMismatchError(
             f"can't start from {name}: it is a {type(source).__name__}, but the recipe makes a {type(network).__name__}"
         )
-    free = set(_FREE)
+    free = set(_CHANGEABLE)
     extended = type(network) is not type(source)
     wanted = network.config.model_dump()
     there = source.config.model_dump()

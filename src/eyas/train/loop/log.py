@@ -73,7 +73,7 @@ Advance = Callable[[str, int, int], None]
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
 """Matches the names of metrics of later training-time-test steps, such as `accuracy_1`."""
-_DECIDES = "decoded_accept_length"
+_DECIDING_METRIC = "decoded_accept_length"
 """The metric that decides which checkpoint is best; shown first."""
 SILENCE = 60.0
 """Without a progress bar, the time left is printed at the first step after this many seconds of silence."""
@@ -267,7 +267,7 @@ class RunLog:
         """Write a record of `step`, `seconds` of training after the run began."""
         for writer in self._writers:
             writer.write(step, {"seconds": round(seconds, 3), **values})
-        judged = any(name.startswith(("validation_", _DECIDES)) for name in values)
+        judged = any(name.startswith(("validation_", _DECIDING_METRIC)) for name in values)
         if judged:
             self._bar.update(self._validation, visible=False)
         if self._console.is_terminal and not judged:
@@ -282,7 +282,7 @@ class RunLog:
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """At most `most` metrics in one line, `_DECIDES` first, without those of later training-time-test steps."""
+    """At most `most` metrics in one line, `_DECIDING_METRIC` first, without those of later training-time-test steps."""
     few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
-    few.sort(key=lambda figure: figure[0] != _DECIDES)
+    few.sort(key=lambda figure: figure[0] != _DECIDING_METRIC)
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])

@@ -28,7 +28,7 @@ from torch.distributed import is_torchelastic_launched
 
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
-from eyas.runtime import SpareCores, attention_of_any_shape, keep_freed_memory
+from eyas.runtime import SpareCores, keep_freed_memory, without_cudnn_attention
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
 from eyas.train.loop.log import Advance, Means, MicroBatchLoss, RunLog, check_trackers, writers
@@ -167,7 +167,7 @@ def train(
         _run_log(folder, config, done, processes) as log,
         _stopping() as stop,
         threads,
-        attention_of_any_shape(),
+        without_cudnn_attention(),
     ):
         window = Means()
         clock = done.seconds
