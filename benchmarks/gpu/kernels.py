@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.gpu.oracle import chain_trees
 from benchmarks.gpu.pairs import Sizes, make_pair
 from benchmarks.gpu.steps import Outcome, Row, Skipped
-from eyas.targets.native.packed import nearest4, nearest8
+from eyas.targets.native.packed import round_to_int4, round_to_int8
 from eyas.targets.triton import why_unusable
 from eyas.tree import DraftTree
 
@@ -40,7 +40,7 @@ def linears(sizes: Sizes, device: torch.device) -> Outcome:
         form = NormForm(1 + torch.rand(inputs, device=device), 1e-5, False)
         norm = Norm.of(form, torch.bfloat16)
         weights = {"bf16": Weight.of(module)}
-        for name, pack in (("int8", nearest8), ("int4", nearest4)):
+        for name, pack in (("int8", round_to_int8), ("int4", round_to_int4)):
             weights[name] = Weight.of_blocks(pack(module.weight.cpu()), inputs).to(device)
         x = torch.randn(64, inputs, device=device, dtype=torch.bfloat16)
         wide = form._norm(x).float() @ module.weight.float().T

@@ -69,10 +69,10 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
     try:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
-        kept = _kept(path)
+        kept = _read_measurement(path)
         if kept is None or not _is_current(kept):
             with writing(path) as file:  # one at a time: a process that waited here reads the other's result
-                kept = _kept(path)
+                kept = _read_measurement(path)
                 if kept is None or not _is_current(kept):
                     kept = made_by | {"provisional": _machine_is_busy()} | _with_hash(measure())
                 json.dump(kept, file, indent=2)
@@ -94,7 +94,7 @@ def _machine_is_busy() -> bool:
     return cores_of_others() > _IDLE
 
 
-def _kept(path: Path) -> dict[str, Any] | None:
+def _read_measurement(path: Path) -> dict[str, Any] | None:
     """The measurement in a file; None if there is no file or it is damaged, which is logged."""
     if not path.exists():
         return None

@@ -19,7 +19,7 @@ from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
 from eyas.runtime import return_freed_memory
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import keep_codes, resolve_device, resolve_dtype
+from eyas.targets.loading import quantize_kv_cache, resolve_device, resolve_dtype
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
@@ -59,7 +59,7 @@ class Session:
             keep_panels=options.keep_panels,
             kernels=options.kernels,
         )
-        keep_codes(target, options.kv_cache_dtype)
+        quantize_kv_cache(target, options.kv_cache_dtype)
         tokenizer = load_tokenizer(options.model, template)
         return_freed_memory()
         return cls(target, tokenizer, options.model)

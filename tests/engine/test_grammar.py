@@ -247,10 +247,10 @@ def test_rounds_go_on_without_a_row_whose_mask_takes_long(monkeypatch: pytest.Mo
     asked = requests([SPECS["lark"], None], SAMPLED[:2])
     expected = engine(None).generate(asked)
     go = threading.Event()
-    compute = Constraint.compute_alone
-    monkeypatch.setattr(constraint, "_LONG", -1.0)
-    monkeypatch.setattr(constraint, "_SHORT", -1.0)  # and no mask is fast again
-    monkeypatch.setattr(Constraint, "compute_alone", lambda *given: (go.wait(60), compute(*given))[1])
+    compute = Constraint.compute_in_background
+    monkeypatch.setattr(constraint, "_SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(constraint, "_FAST_SECONDS", -1.0)  # and no mask is fast again
+    monkeypatch.setattr(Constraint, "compute_in_background", lambda *given: (go.wait(60), compute(*given))[1])
     serving = engine(tree)
     indices = [serving.submit(request) for request in asked]
     done: dict[int, Completion] = {}

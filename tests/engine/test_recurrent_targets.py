@@ -270,13 +270,13 @@ def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.Monkey
 def test_kept_states_are_bounded() -> None:
     """Of many prefixes the states of those used last are kept; what has lost its states is read again."""
     engine = Engine(tiny.target("lfm2"), limits=Limits(prefix_tokens=100_000))
-    shelf = engine._core.runner.slots.prefixes.shelf
-    assert shelf.most > 100  # tiny states, a large limit
-    shelf.most = 3
+    saved_states = engine._core.runner.slots.prefixes.saved_states
+    assert saved_states.most > 100  # tiny states, a large limit
+    saved_states.most = 3
     prompts = tiny.prompts(*[40] * 5, seed=8)
     asked = [request_of(prompt, 0.0, 0, limit=9) for prompt in prompts]
     first = tokens(engine.generate(asked))
-    assert len(shelf) == 3
+    assert len(saved_states) == 3
     again = engine.generate(asked[::-1])
     assert tokens(again) == first[::-1]
     assert [done.stats.reused_tokens for done in again] == [31, 31, 31, 0, 0]
@@ -329,7 +329,7 @@ def test_states_count_in_the_budget_of_cached_tokens() -> None:
             assert state.allocated_tokens <= limit
         small = Engine(tiny.target("qwen3_5"), limits=Limits(max_cached_tokens=beside + 50, prefix_tokens=prefixes))
         small.submit(request_of(asked[0].prompt, 0.0, 0, limit=45))
-        with pytest.raises(RequestError, match=f"recurrent states take as much memory as {beside}"):
+        with pytest.raises(RequestError, match=f"recurrent state takes as much memory as {beside} more"):
             small.submit(request_of(asked[0].prompt, 0.0, 0, limit=46))
 
 

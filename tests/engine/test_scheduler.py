@@ -38,8 +38,8 @@ class Machine:
         while True:
             one, moves = scheduler.admit(staging, self.now)
             if one is None:
-                if crowding := scheduler.crowding(staging):
-                    self.drop(crowding, preempt=True)
+                if crowded_out := scheduler.crowded_out(staging):
+                    self.drop(crowded_out, preempt=True)
                     continue
                 break
             self.cover(0)

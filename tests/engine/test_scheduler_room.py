@@ -13,16 +13,16 @@ wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(
 
 @given(st.integers(1, 12), st.none() | st.integers(1, 2000), st.sampled_from([0, 70]), wishes)
 def test_it_covers_and_keeps_the_limit(
-    most: int, limit: int | None, beside: int, wishes: list[tuple[int, int, int]]
+    most: int, limit: int | None, state_columns: int, wishes: list[tuple[int, int, int]]
 ) -> None:
     """With and without recurrent states beside the columns of each row."""
     room = CacheRoom(most, limit)
-    room.beside = beside
+    room.state_columns = state_columns
     for slots, columns, expected in wishes:
         slots = min(slots, most)
         if not room.fits([columns] * slots):
             assert limit is not None
-            assert slots * (columns + beside) > limit
+            assert slots * (columns + state_columns) > limit
             continue
         before = (room.slots, room.columns)
         changed = room.cover([columns] * slots, expected)
@@ -31,7 +31,7 @@ def test_it_covers_and_keeps_the_limit(
         assert room.columns >= columns
         assert room.slots <= max(most, slots)
         assert room.fits([room.columns] * room.slots)
-        assert room.tokens == room.slots * (room.columns + beside) <= room.most(room.slots)
+        assert room.tokens == room.slots * (room.columns + state_columns) <= room.most(room.slots)
 
 
 def test_growing_column_by_column_changes_it_a_few_times() -> None:

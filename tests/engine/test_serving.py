@@ -432,8 +432,8 @@ def test_no_step_copies_all_that_slots_hold_to_larger_caches(
     monkeypatch: pytest.MonkeyPatch, tree: str | None, comes: bool
 ) -> None:
     """Rows that grow, and a longer one that comes: a piece is copied ahead in each step, and rounds go on meanwhile."""
-    monkeypatch.setattr(slots, "_FEW", 0)
-    monkeypatch.setattr(runner, "_PIECE", 0.0)
+    monkeypatch.setattr(slots, "_MIN_COPIED_COLUMNS", 0)
+    monkeypatch.setattr(runner, "_COPY_SECONDS", 0.0)
     monkeypatch.setattr(scheduler, "_HEADROOM", 0)
     run = engine(tree, max_running=5, prefill_chunk=16)
     target = run._core.runner.slots.cache

@@ -17,9 +17,9 @@ from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
-from eyas.targets.loading import keep_codes
+from eyas.targets.loading import quantize_kv_cache
 from eyas.targets.native.library import kernels
-from eyas.targets.slots import coded, decoded
+from eyas.targets.slots import dequantize_kv, quantize_kv
 from eyas.tree import parse_tree
 
 from .. import tiny
@@ -43,14 +43,14 @@ def test_codes_are_the_nearest_and_what_is_no_number_stays_so() -> None:
     x[0, 0] = 0.0
     x[1, 1, 3] = float("nan")
     x[2, 2, 7] = float("inf")
-    back = decoded(coded(x), torch.float32)
+    back = dequantize_kv(quantize_kv(x), torch.float32)
     whole = x.isfinite().all(-1)
     step = x.abs().amax(-1, keepdim=True) / 127
     assert ((back - x).abs() <= 0.501 * step)[whole].all()
     assert back[~whole].isnan().all(-1).tolist() == [True, True]
     assert not back[0, 0].any()
     halves = torch.tensor([127.0, 0.5, 1.5, -2.5] * 4)
-    assert decoded(coded(halves), torch.float32).tolist() == [127.0, 0.0, 2.0, -2.0] * 4
+    assert dequantize_kv(quantize_kv(halves), torch.float32).tolist() == [127.0, 0.0, 2.0, -2.0] * 4
 
 
 def cached(of: Target, prompt: list[int]) -> list[torch.Tensor]:
@@ -67,7 +67,7 @@ def test_kernels_write_what_pytorch_does(name: str, kind: str) -> None:
     plain = tiny.as_loaded(name, kind, **NAMES[name])
     prompt = tiny.prompts(12)[0]
     for codes, floats in zip(cached(with_codes, prompt), cached(plain, prompt), strict=True):
-        assert torch.equal(codes[0], coded(floats[0]))
+        assert torch.equal(codes[0], quantize_kv(floats[0]))
         assert codes.shape[-1] == floats.shape[-1] + 4
 
 
@@ -127,7 +127,7 @@ def test_they_take_half_the_memory_and_a_scale_a_head(tmp_path: Path) -> None:
     path = save_target(tmp_path / "model", hidden_size=64, head_dim=16)
     plain = load_target(path, dtype="bfloat16", device="cpu").allocate(1)
     target = load_target(path, dtype="bfloat16", device="cpu")
-    keep_codes(target, "int8")
+    quantize_kv_cache(target, "int8")
     codes = target.allocate(1)
     assert codes.column_bytes == plain.column_bytes // 32 * 20
     assert codes.nbytes() == plain.nbytes() // 32 * 20

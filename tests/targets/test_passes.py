@@ -91,7 +91,7 @@ def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.Monk
     rows = tiny.prompts(13, 20, 5)
     padded = torch.tensor([row + [0] * (20 - len(row)) for row in rows])
     whole = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
-    monkeypatch.setattr("eyas.targets.target.AT_ONCE", 19)
+    monkeypatch.setattr("eyas.targets.target.MAX_UNCHUNKED", 19)
     monkeypatch.setattr("eyas.targets.target.CHUNK", 7)
     found = []
     masks = target.masks

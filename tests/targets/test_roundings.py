@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyas.targets.roundings import RoundingTrial, moved_by_roundings
+from eyas.targets.roundings import RoundingTrial, perturbed_by_rounding
 
 TOKENS, INPUTS = 40, 256
 
@@ -44,9 +44,9 @@ def test_a_sum_in_the_worst_order_is_rounding_and_a_factor_is_not(dtype: torch.d
         chain += x[:, i : i + 1].float() * product.weight[:, i].float()
     chain = (chain + product.bias.float()).to(dtype).float()
     trial = RoundingTrial(product, dtype, lambda: product(x).float())
-    assert trial.apart(chain).max() <= 1
-    assert trial.apart(chain * (1 + 1000 * torch.finfo(dtype).eps)).max() > 1
-    assert trial.apart(chain.masked_fill(chain > 0, float("nan"))).max() == float("inf")
+    assert trial.relative_error(chain).max() <= 1
+    assert trial.relative_error(chain * (1 + 1000 * torch.finfo(dtype).eps)).max() > 1
+    assert trial.relative_error(chain.masked_fill(chain > 0, float("nan"))).max() == float("inf")
 
 
 def test_what_large_weights_make_of_a_rounding_is_allowed() -> None:
@@ -57,7 +57,7 @@ def test_what_large_weights_make_of_a_rounding_is_allowed() -> None:
     both = nn.Sequential(first, nn.Softmax(dim=1), second)
     exact = both.double()(x.double()).float()
     both.float()
-    assert RoundingTrial(both, torch.float32, partial(both, x)).apart(exact).max() <= 1
+    assert RoundingTrial(both, torch.float32, partial(both, x)).relative_error(exact).max() <= 1
 
 
 def test_experts_may_be_others_at_a_near_tie_only() -> None:
@@ -66,8 +66,8 @@ def test_experts_may_be_others_at_a_near_tie_only() -> None:
     axis = model.router.weight[1] - model.router.weight[0]
     shift = model.router(x).diff() / axis.square().sum()
     near = x - shift * axis * (1 - 1e-6)  # the router's scores all but agree
-    assert RoundingTrial(model, torch.float32, partial(model, near)).apart(model(near, turned=True)).max() <= 1
-    apart = RoundingTrial(model, torch.float32, partial(model, x)).apart(model(x, turned=True))
+    assert RoundingTrial(model, torch.float32, partial(model, near)).relative_error(model(near, turned=True)).max() <= 1
+    apart = RoundingTrial(model, torch.float32, partial(model, x)).relative_error(model(x, turned=True))
     assert apart.min() > 1
 
 
@@ -75,6 +75,6 @@ def test_nothing_is_moved_afterwards() -> None:
     model = Choosing()
     x = torch.randn(TOKENS, INPUTS)
     before = model(x)
-    with moved_by_roundings(model, torch.float32):
+    with perturbed_by_rounding(model, torch.float32):
         assert not model(x).equal(before)
     assert model(x).equal(before)

@@ -141,7 +141,7 @@ def test_rows_of_any_length_stage_behind_what_they_hold() -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_what_was_copied_ahead_follows_the_slots(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     """Slots are shortened, moved and filled while their columns are copied to a larger cache, in three pieces."""
-    monkeypatch.setattr(slots, "_FEW", 0)
+    monkeypatch.setattr(slots, "_MIN_COPIED_COLUMNS", 0)
     cache = make(4, capacity=16)
     stage(cache, range(4), torch.arange(20.0).view(4, 5))
     cache.commit(range(4), [range(5)] * 4)

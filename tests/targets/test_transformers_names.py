@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.states import LevelStates, StateKey
-from eyas.targets.transformers_names import cache_argument, given, rotation
+from eyas.targets.transformers_names import cache_argument, cache_kwargs, rotation
 
 
 class Before(nn.Module):
@@ -30,13 +30,13 @@ class Without(nn.Module):
 def test_a_cache_is_given_by_the_name_that_the_forward_has_for_it(module: nn.Module, name: str) -> None:
     kept = object()
     assert cache_argument(module.forward) == name
-    assert module(1, **given(module, kept)) == (1, kept)
+    assert module(1, **cache_kwargs(module, kept)) == (1, kept)
 
 
 def test_a_forward_without_a_cache_is_told() -> None:
     assert cache_argument(Without().forward) is None
     with pytest.raises(UnsupportedModelError, match="Without takes no key-value cache"):
-        given(Without(), object())
+        cache_kwargs(Without(), object())
 
 
 def test_states_are_found_in_the_layers_of_a_cache_too() -> None:

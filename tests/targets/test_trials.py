@@ -65,7 +65,7 @@ class Scripted:
         self.moves = False
         self.run = Counter[str]()
         monkeypatch.setattr(trials, "first_tokens", lambda _: [*range(len(gaps))])
-        monkeypatch.setattr(trials, "moved_by_roundings", self.moved)
+        monkeypatch.setattr(trials, "perturbed_by_rounding", self.moved)
         monkeypatch.setattr(trials, "_trial", self.trial)
 
     def allocate(self, _slots: int) -> Any:

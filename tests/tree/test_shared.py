@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, Growth, TreeSpec, parse_tree
 from eyas.tree.shared import PlannedTree, SharedGrowth, SharedTree
-from eyas.tree.values import BINS, ValueTable, bins, greatest
+from eyas.tree.values import BINS, ValueTable, bins, top_k_mask
 
 CPU = torch.device("cpu")
 GRIDS = [None, (0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]
@@ -276,7 +276,7 @@ def test_worth_never_rises_as_probability_falls(scores: list[float]) -> None:
 def test_greatest_prefers_the_earlier_among_equals(worth: list[float], count: int) -> None:
     count = min(count, len(worth))
     best = sorted(range(len(worth)), key=lambda i: -worth[i])[:count]
-    assert greatest(torch.tensor([worth]), count)[0].nonzero().flatten().tolist() == sorted(best)
+    assert top_k_mask(torch.tensor([worth]), count)[0].nonzero().flatten().tolist() == sorted(best)
 
 
 def test_texts() -> None:

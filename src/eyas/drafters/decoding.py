@@ -36,7 +36,7 @@ from eyas.errors import UsageError
 from eyas.runtime import inference, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up
-from eyas.targets.native.decoder import Kept, NativeDecoder, Staged, TargetStates
+from eyas.targets.native.decoder import DraftStart, NativeDecoder, Staged, TargetStates
 from eyas.targets.native.levels import NativeLevels
 from eyas.targets.native.ops import native_guesses
 from eyas.targets.shapes import recurring
@@ -227,7 +227,7 @@ class Proposer:
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         if self.decoder is not None:
             staged = staged_pairs(pairs.cache, rows, width, layout)
-            kept = Kept(pairs.fed, pairs.normed, known)
+            kept = DraftStart(pairs.fed, pairs.normed, known)
             self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), kept)
         else:
             fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)

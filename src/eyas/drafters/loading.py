@@ -46,7 +46,7 @@ from eyas.targets.native.layouts import best_layout
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear
-from eyas.targets.native.panel_files import kept_panels
+from eyas.targets.native.panel_files import cached_panels
 
 _LOG = logging.getLogger("eyas")
 
@@ -211,7 +211,7 @@ def _decoding(
     layout = drafter_layout(target, quantize)
     if layout is not None:
         keep_fingerprint(network)
-        with kept_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
+        with cached_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
         use_huge_pages()
     return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)

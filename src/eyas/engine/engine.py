@@ -221,7 +221,7 @@ class EngineCore:
         self._outputs = outputs
         enough = runner.target.dense_pass if runner.target.head_is_exact else None
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
-        self.scheduler.room.beside = state_columns(runner.slots.cache)
+        self.scheduler.room.state_columns = state_columns(runner.slots.cache)
         if runner.target.max_length is not None:
             self.scheduler.room.context = runner.target.max_length
         self.outcome: RoundOutput | None = None
@@ -232,7 +232,7 @@ class EngineCore:
     def cache_prefixes(self, tokens: int) -> None:
         """Keep up to `tokens` tokens of prefixes; copies of recurrent states take room next to the slots' columns."""
         self.runner.slots.cache_prefixes(tokens)
-        self.scheduler.room.beside = state_columns(self.runner.slots.cache)
+        self.scheduler.room.state_columns = state_columns(self.runner.slots.cache)
 
     def submit(self, sequence: SequenceState) -> None:
         """Queue a sequence; raises RequestError and QueueFullError as `Engine.submit` does."""
@@ -256,7 +256,7 @@ class EngineCore:
         intact = False
         try:
             ended = False
-            self._foresee()
+            self._grow_ahead()
             if not scheduler.budget.round_due(scheduler.running, scheduler.waiting):
                 self._admit(now)
                 ended = self._prefill()
@@ -272,7 +272,7 @@ class EngineCore:
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
             slots.intact = False
-            if not scheduler.run_less(error):
+            if not scheduler.reduce_load(error):
                 self.end(scheduler.running.sequences, "error", error)
             slots.free_memory()
         except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends its sequences, not the engine
@@ -292,12 +292,12 @@ class EngineCore:
         while chunk is None or scheduler.budget.copied < (1 if scheduler.budget.crowded else chunk):
             sequence, moves = scheduler.admit(staging, now)
             if sequence is None:
-                if not (crowding := scheduler.crowding(staging)):
+                if not (crowded_out := scheduler.crowded_out(staging)):
                     return
-                self._leave(crowding, scheduler.preempt)
+                self._free_slots(crowded_out, scheduler.preempt)
                 continue
             try:
-                self._cover(0)
+                self._grow_caches(0)
                 slots.move((), moves)
                 expected = scheduler.running.expected(len(scheduler.waiting))
                 sequence.observed = self.runner.observes(sequence.request, expected)
@@ -316,7 +316,7 @@ class EngineCore:
     def _prefill(self) -> bool:
         """Read a piece of the prompts; returns whether that ends the step: first tokens came, or steps are short."""
         scheduler, runner = self.scheduler, self.runner
-        self._cover(0)
+        self._grow_caches(0)
         started = time.perf_counter()
         waiting = list(scheduler.running.prefilling)
         batches = scheduler.prefill_batches()
@@ -342,7 +342,7 @@ class EngineCore:
         """Advance the decoding sequences by a round, except those that must make room or wait for others."""
         scheduler, runner = self.scheduler, self.runner
         if victims := scheduler.running.overflow():
-            self._leave(victims, scheduler.preempt)
+            self._free_slots(victims, scheduler.preempt)
         decoding = scheduler.budget.turn(scheduler.running.decoding, runner.ready)
         if not decoding:
             runner.await_grammars(scheduler.running.decoding)
@@ -353,7 +353,7 @@ class EngineCore:
         tokens = pass_tokens(len(decoding), tree)
         if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
             tree = None  # a plain round costs less than reading a preempted sequence again
-        self._cover(staging_columns(tree))
+        self._grow_caches(staging_columns(tree))
         self.outcome = runner.round(decoding, tree, drafting)
         self.rounds += 1
         seconds = time.perf_counter() - started
@@ -376,7 +376,7 @@ class EngineCore:
             chunk = Chunk(sequence.index, tuple(taken), accepted, draft=drafts.get(row), logprobs=logprobs)
             self._outputs.hand_out(sequence, chunk)
         finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
-        self._leave(finished, self.scheduler.running.remove)
+        self._free_slots(finished, self.scheduler.running.remove)
 
     @inference
     def end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
@@ -387,9 +387,13 @@ class EngineCore:
             self._outputs.hand_out(sequence, Chunk(sequence.index, (), 0), error)
             if sequence in self.scheduler.waiting:
                 self.scheduler.waiting.remove(sequence)
-        self._leave([sequence for sequence in sequences if sequence.slot is not None], self.scheduler.running.remove)
+        self._free_slots(
+            [sequence for sequence in sequences if sequence.slot is not None], self.scheduler.running.remove
+        )
 
-    def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
+    def _free_slots(
+        self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]
+    ) -> None:
         """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps their contents."""
         if gone:
             slots = self.runner.slots
@@ -397,15 +401,15 @@ class EngineCore:
             freed = [sequence.slot for sequence in gone if sequence.slot is not None]
             slots.move(freed, drop(gone))
 
-    def _foresee(self) -> None:
+    def _grow_ahead(self) -> None:
         """Copy a piece of the caches to larger ones that will soon be needed: a whole copy takes seconds on a CPU."""
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
-            self.scheduler.foresee(staging_columns(self.runner.tree))
+            self.scheduler.plan_growth(staging_columns(self.runner.tree))
             if not self.scheduler.budget.alone:  # in steps for some clients alone nobody waits for it
                 room.ready = self.runner.slots.prepare(room.planned)
 
-    def _cover(self, staging: int) -> None:
+    def _grow_caches(self, staging: int) -> None:
         """Grow the caches to what the sequences in slots need, including a round's `staging` columns."""
         if self.scheduler.cover(staging):
             self.runner.slots.reshape(self.scheduler.room)

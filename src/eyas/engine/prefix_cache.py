@@ -219,7 +219,7 @@ class SavedStates:
     """None = they were evicted."""
 
 
-class StateShelf:
+class SavedStatesLru:
     """At most `most` saved states; the least recently used are evicted."""
 
     def __init__(self, most: int) -> None:
@@ -252,12 +252,12 @@ class PrefixCache:
     def __init__(self, cache: SlotCache, drafter: Drafter | None, limit: int) -> None:
         """Recurrent states take at most the memory of `limit` tokens' keys and values, but a few are always kept."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
-        self.shelf = StateShelf(0)
+        self.saved_states = SavedStatesLru(0)
         self._cache = cache
         self._pairs = None if drafter is None else drafter.pairs
         if cache.states is not None:
             cache.states.copies.every = BLOCK
-            self.shelf.most = max(_MIN_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
+            self.saved_states.most = max(_MIN_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
 
     def clear(self) -> None:
         """Forget all prefixes."""
@@ -307,7 +307,7 @@ class PrefixCache:
                 continue
             if kept is None or kept.reusable(pairs, tokens) == tokens:
                 states.load(slot, saved.held)
-                self.shelf.use(saved)
+                self.saved_states.use(saved)
                 reached = tokens
                 break
         shared = sum(count for _, count, _ in found) // BLOCK * BLOCK - 1
@@ -327,7 +327,7 @@ class PrefixCache:
 
         def states(stop: int) -> SavedStates | None:
             copied = None if self._cache.states is None else self._cache.states.copies.of(slot).get(stop - 1)
-            return None if copied is None else self.shelf.put(copied)
+            return None if copied is None else self.saved_states.put(copied)
 
         def save(start: int, stop: int) -> SavedBlock:
             return SavedBlock(self._cache.copy_out(slot, start, stop), pairs(start, stop), states(stop))

@@ -30,9 +30,9 @@ from eyas.types import DraftRound, Request
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
 
-_WAIT = 0.005
+_GRAMMAR_WAIT = 0.005
 """Seconds between two checks for new requests while all sequences wait for their grammars."""
-_PIECE = 0.05
+_COPY_SECONDS = 0.05
 """Seconds that a step spends on copying caches to larger ones that aren't needed yet."""
 
 
@@ -92,7 +92,7 @@ class SlotManager:
             cache.reshaping = None
         elif cache.reshaping is None or cache.reshaping.shape != planned:
             cache.reshaping = Reshaping(cache, *planned, layers=1)
-        return cache.reshaping is None or cache.reshaping.catch_up(cache.lengths, _PIECE)
+        return cache.reshaping is None or cache.reshaping.catch_up(cache.lengths, _COPY_SECONDS)
 
     def free_memory(self) -> None:
         """Free all cache memory, including the slots' contents and the prefixes."""
@@ -211,7 +211,7 @@ class ModelRunner:
 
     def await_grammars(self, sequences: Sequence[SequenceState]) -> None:
         """Wait until one of the sequences is ready, for at most as long as a short round takes."""
-        await_any([self.slots.constraint(sequence) for sequence in sequences], _WAIT)
+        await_any([self.slots.constraint(sequence) for sequence in sequences], _GRAMMAR_WAIT)
 
     def observes(self, request: Request, rows: int) -> bool:
         """Whether the drafter observes a request that will be one of `rows`; if not, it is decoded plainly."""

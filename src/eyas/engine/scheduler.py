@@ -107,7 +107,7 @@ class RunningSlots:
         now = [one.known + staging for one in rows]
         return len(rows) <= self._passes.rows and self._room.fits(grown) and self._room.fits(now)
 
-    def awaits_room(self, sequence: SequenceState, staging: int) -> bool:
+    def awaits_growth(self, sequence: SequenceState, staging: int) -> bool:
         """Whether a sequence must wait until the caches are copied to larger ones, which it needs."""
         enough = self._room.has(len(self) + 1, sequence.known + 1 + staging)
         return self._room.planned is not None and not self._room.ready and not enough
@@ -249,9 +249,10 @@ class Scheduler:
 
     def submit(self, sequence: SequenceState) -> None:
         """Queue a new sequence. Raises RequestError if it could never fit, QueueFullError if too many wait."""
-        limit, beside = self.room.limit, self.room.beside
-        if limit is not None and sequence.longest + beside > limit:
-            states = f", and its recurrent states take as much memory as {beside}" if beside else ""
+        limit = self.room.limit
+        state = self.room.state_columns
+        if limit is not None and sequence.longest + state > limit:
+            states = f", and its recurrent state takes as much memory as {state} more tokens" if state else ""
             raise RequestError(
                 f"prompt and answer can come to {sequence.longest} tokens{states}; the cache holds {limit}: shorten "
                 "the prompt or ask for fewer tokens"
@@ -268,8 +269,8 @@ class Scheduler:
             sequence, _ = self._next()
             if (
                 sequence is None
-                or self.running.awaits_room(sequence, staging)
-                or not (self.running.has_room(sequence, staging) or self.crowding(staging))
+                or self.running.awaits_growth(sequence, staging)
+                or not (self.running.has_room(sequence, staging) or self.crowded_out(staging))
             ):
                 self.budget.open()  # otherwise nobody would continue
 
@@ -281,7 +282,7 @@ class Scheduler:
         sequence, held = self._next()
         if sequence is None or not self.running.has_room(sequence, staging):
             return None, []
-        if not self.budget.allows(sequence.client, held[sequence.client]) or self.running.awaits_room(
+        if not self.budget.allows(sequence.client, held[sequence.client]) or self.running.awaits_growth(
             sequence, staging
         ):
             return None, []
@@ -296,7 +297,7 @@ class Scheduler:
         self.waiting.admit(sequence, now)
         return sequence, self.running.insert(sequence, position)
 
-    def crowding(self, staging: int) -> list[SequenceState]:
+    def crowded_out(self, staging: int) -> list[SequenceState]:
         """The sequences that must leave to make room for the next waiting one: the youngest of the client with most.
 
         None if that doesn't help, or if the waiting client would then have as many slots.
@@ -354,10 +355,10 @@ class Scheduler:
 
     def cover(self, staging: int) -> bool:
         """Grow the cache's room to `columns`, and for sequences about to come; returns whether its shape changed."""
-        soon = max((_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
+        soon = max((_length_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
         return self.room.cover(self.columns(staging), self.running.expected(len(self.waiting)), soon)
 
-    def foresee(self, staging: int) -> None:
+    def plan_growth(self, staging: int) -> None:
         """Plan larger caches for sequences that grow or come soon, unless their contents are copied in a moment."""
         chunk, rows = self.passes.prefill_chunk, self.running.sequences
         if chunk is None or sum(one.cached for one in rows) <= chunk:
@@ -366,7 +367,7 @@ class Scheduler:
         coming, _ = self._next()
         if coming is not None and self.running.has_room(coming, staging):
             rows = [*rows, coming]
-        columns = max(map(_soon, rows)) + staging
+        columns = max(map(_length_soon, rows)) + staging
         if not self.room.has(len(rows), columns):
             self.room.plan(len(rows), columns, self.running.expected(len(self.waiting)))
         elif not self.waiting:  # otherwise one of those waiting may still need it
@@ -381,7 +382,7 @@ class Scheduler:
         self.preempted_total += len(victims)
         return moves
 
-    def run_less(self, error: CacheMemoryError | PassMemoryError) -> bool:
+    def reduce_load(self, error: CacheMemoryError | PassMemoryError) -> bool:
         """After memory ran out, run fewer sequences or smaller passes; False if one sequence alone was too much."""
         if isinstance(error, CacheMemoryError):
             alone = self.room.slots == 1
@@ -414,7 +415,7 @@ class Scheduler:
             raise InvariantError("a waiting sequence has a slot")
 
 
-def _soon(sequence: SequenceState) -> int:
+def _length_soon(sequence: SequenceState) -> int:
     """The length up to which a sequence is about to grow: by a quarter, or `_HEADROOM` tokens if that is more."""
     return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 

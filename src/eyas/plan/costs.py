@@ -15,7 +15,7 @@ from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, varian
 from eyas.plan.devices import Machine
 from eyas.targets.architecture import attention_plan, model_class, refuse_unsupported
 from eyas.targets.recurrent import ShapeProbe
-from eyas.targets.transformers_names import cached, stated
+from eyas.targets.transformers_names import config_value, model_cache_kwargs
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -164,15 +164,15 @@ def model_size(config: Any) -> ModelSize:
         if id(weight) not in outside:
             routed = ".experts." in name
             body += weight.numel() * chosen // experts if routed else weight.numel()
-    shapes = _kept(model) if attention_plan(text).recurrent else None
+    shapes = _probe_shapes(model) if attention_plan(text).recurrent else None
     heads = text.num_attention_heads
-    head_size = stated(text, "head_dim") or text.hidden_size // heads
+    head_size = config_value(text, "head_dim") or text.hidden_size // heads
     return ModelSize(
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         vocab=text.vocab_size,
         query=heads * head_size,
-        key=(stated(text, "num_key_value_heads") or heads) * head_size,
+        key=(config_value(text, "num_key_value_heads") or heads) * head_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         body=body,
         total=total,
@@ -182,10 +182,10 @@ def model_size(config: Any) -> ModelSize:
 
 
 @torch.inference_mode()
-def _kept(model: Any) -> ShapeProbe:
+def _probe_shapes(model: Any) -> ShapeProbe:
     """What the layers of a model on the meta device keep per sequence, found by running one token in bf16."""
     probe = ShapeProbe()
     model = model.to(torch.bfloat16)
     with torch.device("meta"), probe.watching(model):
-        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), **cached(model, probe))
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), **model_cache_kwargs(model, probe))
     return probe

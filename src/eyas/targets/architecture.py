@@ -219,7 +219,7 @@ def logit_finish(config: Any) -> Callable[[Any], Any] | None:
 
 
 @contextmanager
-def refused_where_it_fails(model: Any) -> Iterator[None]:
+def unsupported_if_it_fails(model: Any) -> Iterator[None]:
     """Turn what a model raises in the passes of the block into an UnsupportedModelError that names the model."""
     try:
         yield

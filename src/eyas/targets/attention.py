@@ -225,7 +225,7 @@ _WRAPPERS: dict[tuple[str, bool], tuple[str, Attention, Any]] = {
 
 _KERNEL_QUERIES = 16
 """With this many queries or more, one head's queries are enough to fill the kernel."""
-_LONE_COPIES = 4
+_SINGLE_ROW_COPIES = 4
 """A CPU computes this many copies of a single half-precision query faster than the query alone."""
 
 
@@ -252,8 +252,8 @@ def grouped_attention(
         query = query.reshape(len(query), key.shape[1], rows, size)
         mask = None if mask is None else _repeat_mask(mask, groups, rows)
     if rows == 1 and query.device.type == "cpu" and query.dtype != torch.float32:
-        query = query.expand(-1, -1, _LONE_COPIES, -1)
-        mask = None if mask is None else _repeat_mask(mask, 1, _LONE_COPIES)
+        query = query.expand(-1, -1, _SINGLE_ROW_COPIES, -1)
+        mask = None if mask is None else _repeat_mask(mask, 1, _SINGLE_ROW_COPIES)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[:, :, :rows]
     return out.reshape(len(out), heads, queries, out.shape[3])
 

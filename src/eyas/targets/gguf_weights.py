@@ -27,7 +27,7 @@ from eyas.gguf_config import ROPE_TENSORS, heads_of
 from eyas.targets.gguf_layouts import TensorLayout, layout_of
 from eyas.targets.native.experts import can_stay_packed
 from eyas.targets.native.packed import GGML, GROUP, PackedWeight, WeightFormat, Weights, fit_float16, panels_of_rows
-from eyas.targets.native.panel_files import laid_out
+from eyas.targets.native.panel_files import cached_layout
 
 _LOG = logging.getLogger("eyas")
 
@@ -49,7 +49,7 @@ def read_weights(
     check_parts(opened, {name: _parameter(names, name) or "" for name in used}, _shapes(model))
     packed = _packed(opened, used, model, processor, names) if packs else {}
     if packs and not first:
-        _tell_of_dequantized(opened, [name for name in used if _parameter(names, name) not in packed], dtype)
+        _log_dequantized(opened, [name for name in used if _parameter(names, name) not in packed], dtype)
     read = read_tensors(opened, [name for name in used if _parameter(names, name) not in packed], processor, names)
     state = {
         name: weight.to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else dtype) for name, weight in read.items()
@@ -58,12 +58,12 @@ def read_weights(
     return Weights(state | shapes, packed)
 
 
-def _tell_of_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype) -> None:
+def _log_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype) -> None:
     """Log what it costs that the blocks of the tensors `names` can't stay packed, unless that is little."""
     blocks = [info for name in names if (info := opened.tensors[name]).type not in PLAIN_TYPES]
     before = sum(info.size for info in blocks)
     after = sum(prod(info.shape) for info in blocks) * dtype.itemsize
-    if after - before > _LITTLE * sum(info.size for info in opened.tensors.values()):
+    if after - before > _NEGLIGIBLE_SHARE * sum(info.size for info in opened.tensors.values()):
         _LOG.warning(
             "the %s weights of %s are dequantized: they take %.1f GB of memory, %.1f in the file",
             " and ".join(sorted({info.type for info in blocks})),
@@ -234,7 +234,7 @@ def _panels(opened: Gguf, tensors: Sequence[str], order: Tensor) -> tuple[Weight
             opened.drop_pages(name)
         return kind, panels
 
-    return laid_out(pack, len(order))
+    return cached_layout(pack, len(order))
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
@@ -286,7 +286,7 @@ def _stored_dtype(file: Path, _: int) -> torch.dtype:
     return {"F32": torch.float32, "F16": torch.float16}.get(most, torch.bfloat16)
 
 
-_LITTLE = 0.05
+_NEGLIGIBLE_SHARE = 0.05
 """The share of a file's size up to which more memory isn't worth a warning."""
 LAYER = re.compile(r"blk\.(\d+)\.")
 """Prefix of the names of a layer's tensors."""

@@ -38,13 +38,13 @@ from eyas.targets.native.library import kernels as native_kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding, PackedLinear, sums_codes
-from eyas.targets.native.panel_files import kept_panels
+from eyas.targets.native.panel_files import cached_panels
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.quantization import (
     dequantize_at_load,
     finish_dequantized,
+    own_settings,
     quantized_by,
-    read_here,
     refuse_quantization,
 )
 from eyas.targets.quantized_weights import read_quantized, weight_files
@@ -124,7 +124,7 @@ def load_target(
     refuse_unsupported(model_class(config), config)
     stored = dequantize_at_load(config, torch_device)
     method = quantized_by(config)
-    if quantize and (method or read_here(config)):
+    if quantize and (method or own_settings(config)):
         raise UsageError(f"{name} is quantized by {method or stored} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
@@ -134,7 +134,7 @@ def load_target(
 
     def loaded_in(chosen: torch.dtype) -> Target:
         how = f"{chosen} {attention} {quantize} {packing} {packs}"
-        with kept_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
+        with cached_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
             loaded = read_model(name, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
             native = None
@@ -154,21 +154,21 @@ def load_target(
             )
         return made
 
-    if stored is not None and not (packs and read_here(config)):
-        why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if read_here(config) else _NO_KERNEL
+    if stored is not None and not (packs and own_settings(config)):
+        why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if own_settings(config) else _NO_KERNEL
         _LOG.warning("the %s weights of %s are dequantized: %s", stored, name, why)
     if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
     chosen = resolve_dtype(dtype, name, torch_device)
-    target = loaded_in(torch.float32 if packs and read_here(config) and chosen == torch.float16 else chosen)
+    target = loaded_in(torch.float32 if packs and own_settings(config) and chosen == torch.float16 else chosen)
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
 
 
-def keep_codes(target: Target, kv_cache_dtype: str) -> None:
+def quantize_kv_cache(target: Target, kv_cache_dtype: str) -> None:
     """Keep a target's keys and values in 8 bits if `kv_cache_dtype` is `int8`, in its own dtype if it is `auto`.
 
     Raises UnsupportedModelError for a target without native passes: the last bits of modules' results depend on a
@@ -251,12 +251,12 @@ def _prepack(
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
         _quantize_embedding(model)
-        _leave_file(model)
+        _release_mapped_file(model)
         replace_experts(model, inner, dtype)
         _check_quantized(model, quantize, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
-        _leave_file(model)
+        _release_mapped_file(model)
     if not quantize:
         replace_experts(model, NativeLinear if layout is NativeLinear else None, dtype)
     if quantize or layout is NativeLinear:
@@ -277,7 +277,7 @@ def _quantize_embedding(model: Any) -> None:
         model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
 
 
-def _leave_file(model: Any) -> None:
+def _release_mapped_file(model: Any) -> None:
     """Copy the tensors that are still in the checkpoint's mapped file, which stays in memory as long as one is.
 
     The linears, which are most of it, have been packed by then. Nothing may hold an address yet: experts and native
@@ -406,7 +406,7 @@ def read_model(
         check_peft(adapter)
         source = base_of(name)
     gguf_file = weights_file(source)
-    settings = read_here(config)
+    settings = own_settings(config)
     extra_kwargs: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
     try:

@@ -23,7 +23,7 @@ from eyas.targets.architecture import (
     logit_finish,
     refuse_encoder,
     refuse_unsupported,
-    refused_where_it_fails,
+    unsupported_if_it_fails,
 )
 from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
 from eyas.targets.backend import Backend, GraphsBackend, ModulesBackend, NativeBackend
@@ -38,7 +38,7 @@ from eyas.targets.shapes import recurring
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import RecurrentStates, SlotStates
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
-from eyas.targets.transformers_names import cached
+from eyas.targets.transformers_names import model_cache_kwargs
 from eyas.tree import DraftTree, NodeLogits
 from eyas.tree.draft_tree import cells
 
@@ -140,7 +140,7 @@ class EmbeddingAndHead:
     def of_first_layer(cls, model: Any, config: Any) -> EmbeddingAndHead:
         """The embedding and head of the model that `config` describes, from one with only its first layer."""
         made = cls(model, config)
-        with refused_where_it_fails(model), torch.inference_mode():
+        with unsupported_if_it_fails(model), torch.inference_mode():
             token = made.an_ordinary_token()
             logits = model(input_ids=token, use_cache=False).logits
             made.head_is_exact = made._gives(model.base_model(input_ids=token, use_cache=False)[0], logits)
@@ -220,7 +220,7 @@ class Passes(EmbeddingAndHead):
     def __post_init__(self) -> None:
         super().__init__(self.model)
         self.plan = attention_plan(self.config)
-        with refused_where_it_fails(self.model):
+        with unsupported_if_it_fails(self.model):
             cap_scores(self.model)
             self._probe()
 
@@ -238,7 +238,7 @@ class Passes(EmbeddingAndHead):
                 attention_mask=mask,
                 position_ids=zero,
                 output_hidden_states=False,
-                **cached(self.model, probe),
+                **model_cache_kwargs(self.model, probe),
             )
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
@@ -460,7 +460,7 @@ class Passes(EmbeddingAndHead):
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                **cached(runner, cache),
+                **model_cache_kwargs(runner, cache),
             )[0]
         return out, stacked(caught, tokens, self.hidden_size, self.dtype)
 

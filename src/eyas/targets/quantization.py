@@ -29,7 +29,7 @@ def quantized_by(config: Any) -> str | None:
     return None if settings is None or settings.get("dequantize") else _method(settings)
 
 
-def read_here(config: Any) -> dict[str, Any] | None:
+def own_settings(config: Any) -> dict[str, Any] | None:
     """The settings of a checkpoint that eyas reads itself, as decided by `dequantize_at_load`; None for others."""
     settings = _quantization(config)
     return settings if settings is not None and settings.get("dequantize") and _has_known_layout(settings) else None
@@ -81,7 +81,7 @@ def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
 
     transformers leaves the unquantized parameters of FP8 checkpoints in the dtype they are stored in.
     """
-    if (_quantization(config) or {}).get("dequantize") and read_here(config) is None:
+    if (_quantization(config) or {}).get("dequantize") and own_settings(config) is None:
         for parameter in model.parameters():
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.data = parameter.data.to(dtype)
@@ -94,7 +94,7 @@ def refuse_quantization(model_class: type[Any], config: Any) -> None:
     of its pass, so no pass reproduces another.
     """
     settings = _quantization(config)
-    if settings is None or read_here(config) is not None:
+    if settings is None or own_settings(config) is not None:
         return
     method = _method(settings)
     if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:

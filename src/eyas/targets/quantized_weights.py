@@ -29,7 +29,7 @@ from eyas.errors import ModelError
 from eyas.targets.native.experts import can_stay_packed
 from eyas.targets.native.library import PANEL
 from eyas.targets.native.packed import GROUP, PIECE, PackedWeight, WeightBlocks, WeightFormat, Weights, joint_panels
-from eyas.targets.native.panel_files import laid_out
+from eyas.targets.native.panel_files import cached_layout
 
 _LOG = logging.getLogger("eyas")
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -224,7 +224,7 @@ class _Packing:
 def _panels(weights: Sequence[CodedWeight]) -> tuple[WeightFormat, Tensor]:
     """The panels of the concatenated outputs of some weights."""
     out = sum(len(coded.scales) for coded in weights)
-    return laid_out(lambda: joint_panels(_pieces(weights), out), out)
+    return cached_layout(lambda: joint_panels(_pieces(weights), out), out)
 
 
 def _pieces(weights: Sequence[CodedWeight]) -> Iterator[WeightBlocks]:

@@ -25,7 +25,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.slots import KVShape, StagedCache
 from eyas.targets.states import LevelStates, RecurrentStates, StateKey, StateShape
 
-TOGETHER = (2, 3, 6, 9)
+TRIED_BATCHES = (2, 3, 6, 9)
 """Numbers of tokens that are run both together and one by one, to see whether the results are bit-identical."""
 
 
@@ -94,7 +94,7 @@ class ModuleSteps:
         self.module = module
         self._hidden = hidden
         self._step = step
-        self._first = [_Computed(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
+        self._first = [_PrecomputedLinear(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
         self._stand_ins: dict[str, nn.Module | None] = dict(zip(module.wide.first, self._first, strict=False))
         if several and module.wide.last is not None:
             self._stand_ins[module.wide.last] = nn.Identity()
@@ -127,9 +127,9 @@ class ModuleSteps:
             return tokens, states.staged(torch.zeros_like(tokens))
 
         with self.prepared():
-            tokens, alone = guesses(max(TOGETHER))
+            tokens, alone = guesses(max(TRIED_BATCHES))
             expected = torch.cat([self._run(*one) for one in zip(tokens.view(-1, 1), alone.singly(), strict=True)])
-            for count in TOGETHER:
+            for count in TRIED_BATCHES:
                 tokens, together = guesses(count)
                 pairs = [(self._run(tokens, together), expected)]
                 pairs += [(state, alone.reached[key]) for key, state in together.reached.items()]
@@ -138,7 +138,7 @@ class ModuleSteps:
         return False
 
 
-class _Computed(nn.Module):
+class _PrecomputedLinear(nn.Module):
     """Stands in for a linear with precomputed outputs [T, P]."""
 
     tokens: Tensor  # [W] indexes of the tokens to return

@@ -47,11 +47,11 @@ class RoundingTrial:
         self._drawn = 0
         self._noise = self.expected.new_zeros(len(self.expected))  # [T]
 
-    def apart(self, found: Tensor) -> Tensor:
+    def relative_error(self, found: Tensor) -> Tensor:
         """Distance of `found` [T, n] from the expected output, as a multiple of what rounding allows: [T]."""
         gaps = (found - self.expected).abs().amax(1).nan_to_num(float("inf"))
         while (gaps > self._allowed()).any() and self._drawn < _DRAWS:
-            with moved_by_roundings(self._products, self._dtype, self._drawn, _TIMES):
+            with perturbed_by_rounding(self._products, self._dtype, self._drawn, _TIMES):
                 self._noise = self._noise.maximum((self._run() - self.expected).abs().amax(1))
             self._drawn += 1
         return (gaps / self._allowed().clamp(min=torch.finfo(torch.float32).tiny)).float()
@@ -62,7 +62,7 @@ class RoundingTrial:
 
 
 @contextmanager
-def moved_by_roundings(modules: nn.Module, dtype: torch.dtype, draw: int = 0, times: float = 1.0) -> Iterator[None]:
+def perturbed_by_rounding(modules: nn.Module, dtype: torch.dtype, draw: int = 0, times: float = 1.0) -> Iterator[None]:
     """Move, within the block, the inputs of each product below `modules` by `times` the distance that rounding may."""
     drawn = torch.Generator().manual_seed(draw)
 

@@ -35,7 +35,7 @@ from eyas.targets.states import SlotStates
 
 COLUMNS = 256
 """Capacities are multiples of this."""
-_FEW = 64
+_MIN_COPIED_COLUMNS = 64
 """Fewer columns of a slot than this aren't worth copying ahead of a reshape."""
 _GRANULE, _FLOOR = 64, 256
 _MAX_GROWTH = 4096
@@ -66,7 +66,7 @@ SCALE_BYTES = 4
 """Size of the float32 scale behind the codes of a key or value."""
 
 
-def coded(x: Tensor) -> Tensor:
+def quantize_kv(x: Tensor) -> Tensor:
     """Quantize keys or values [..., D] to 8 bits [..., D + 4] as the kernels do: maximum to 127, ties to even."""
     wide = x.float()
     most = wide.abs().amax(-1, keepdim=True)
@@ -76,7 +76,7 @@ def coded(x: Tensor) -> Tensor:
     return torch.cat((codes, scales.contiguous().view(torch.int8)), dim=-1)
 
 
-def decoded(entries: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize_kv(entries: Tensor, dtype: torch.dtype) -> Tensor:
     """Dequantize keys or values [..., D + 4] of 8 bits to [..., D]."""
     scales = entries[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return (entries[..., :-SCALE_BYTES].float() * scales).to(dtype)
@@ -205,12 +205,12 @@ class SlotCache:
         views = []
         for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
             columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D']
-            new = coded(new) if self.in_codes else new
+            new = quantize_kv(new) if self.in_codes else new
             if at is None:
                 columns[:, :, first:] = new
             else:
                 columns.scatter_(2, at.expand_as(new), new.to(columns.dtype))
-            views.append(decoded(columns, self._dtype) if self.in_codes else columns)
+            views.append(dequantize_kv(columns, self._dtype) if self.in_codes else columns)
         return views[0], views[1]
 
     def columns(self, layer: int, rows: range, first: int, end: int) -> tuple[Tensor, Tensor]:
@@ -218,7 +218,7 @@ class SlotCache:
         found = [
             self._groups[shape][member, rows.start : rows.stop, :, first:end] for shape, member in self._where[layer]
         ]
-        keys, values = (decoded(part, self._dtype) if self.in_codes else part for part in found)
+        keys, values = (dequantize_kv(part, self._dtype) if self.in_codes else part for part in found)
         return keys, values
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -276,7 +276,7 @@ class SlotCache:
         if self.reshaping is not None:
             self.reshaping.forget(slot, length)
         if not length and before:
-            _give_back(self, slot)
+            _release_pages(self, slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence from slot `source` to slot `target`, leaving `source` empty."""
@@ -290,7 +290,7 @@ class SlotCache:
         if self.reshaping is not None:
             self.reshaping.forget(target, 0)
             self.reshaping.forget(source, 0)
-        _give_back(self, source)
+        _release_pages(self, source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
         """Copy the committed columns `[start, stop)` of a slot."""
@@ -336,19 +336,20 @@ class Reshaping:
             for shape, new in self.groups.items()
             for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
         ]
-        self._done = self._enough = 0  # pieces copied so far; total length from which copying is worthwhile again
+        self._done = 0  # pieces copied so far
+        self._worthwhile_length = 0  # total length from which copying is worthwhile again
 
     def catch_up(self, lengths: Sequence[int], seconds: float) -> bool:
         """Copy slots of `lengths` columns for `seconds`; return whether all is copied, or each piece was twice."""
-        if sum(lengths) < self._enough:
+        if sum(lengths) < self._worthwhile_length:
             return True
         end = time.perf_counter() + seconds
         for _ in self._pieces:
-            self._copy(self._done % len(self._pieces), lengths, _FEW)
+            self._copy(self._done % len(self._pieces), lengths, _MIN_COPIED_COLUMNS)
             self._done += 1
             if time.perf_counter() > end:
                 return self._done >= 2 * len(self._pieces)  # else the row that waits for it might wait forever
-        self._enough = sum(lengths) + _FEW * len(lengths)
+        self._worthwhile_length = sum(lengths) + _MIN_COPIED_COLUMNS * len(lengths)
         return True
 
     def finish(self, lengths: Sequence[int]) -> None:
@@ -358,7 +359,7 @@ class Reshaping:
 
     def forget(self, slot: int, length: int) -> None:
         """Discard what was copied of a slot from column `length` on, because the slot has changed there."""
-        self._enough = 0
+        self._worthwhile_length = 0
         for _, _, copied in self._pieces:
             if slot < len(copied):
                 copied[slot] = min(copied[slot], length)
@@ -372,7 +373,7 @@ class Reshaping:
                 copied[slot] = end
 
 
-def _give_back(cache: SlotCache, slot: int) -> None:
+def _release_pages(cache: SlotCache, slot: int) -> None:
     """Return a slot's pages to the system, where rows have pages of their own; they read as zeros afterwards."""
     if cache._dense is not None and cache.capacity > cache._dense:
         for group in cache._groups.values():
@@ -394,18 +395,18 @@ class CacheRoom:
 
     The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU this
     holds up to `dense` columns; in a wider cache, a row takes only the pages that were written to. Each row also takes
-    memory of fixed size for its recurrent states: as much as `beside` columns.
+    memory of fixed size for its recurrent states: as much as `state_columns` columns.
     """
 
     def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
         """`dense` None: every rectangle takes all of its memory."""
-        self.slots = self.columns = self.beside = 0
+        self.slots = self.columns = self.state_columns = 0
         self.limit = limit
         self._most_slots = most_slots
         self._dense = dense
         self._peak = (0, 0)
         self._rows: Sequence[int] = ()  # columns that each row needs
-        self._found = math.inf  # tokens that memory turned out to have room for
+        self._memory_limit = math.inf  # tokens that memory turned out to have room for
         self.context = math.inf
         """Columns of the longest possible sequence."""
         self.planned: tuple[int, int] | None = None
@@ -417,7 +418,7 @@ class CacheRoom:
     def tokens(self) -> int:
         """Number of tokens that the caches take memory for, used or not."""
         columns = sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
-        return columns + self.slots * self.beside
+        return columns + self.slots * self.state_columns
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether the limits allow rows of these lengths; a single row may always use all of the configured limit."""
@@ -426,7 +427,7 @@ class CacheRoom:
     def holds(self, rows: int, longest: int, total: int) -> bool:
         """`fits` for `rows` rows with `total` columns in all, of which the longest row has `longest`."""
         taken = total if self._sparse(longest) else rows * longest
-        return taken + rows * self.beside <= self.most(rows)
+        return taken + rows * self.state_columns <= self.most(rows)
 
     def has(self, slots: int, columns: int) -> bool:
         """Whether the current rectangle has at least `slots` slots and `columns` columns."""
@@ -444,7 +445,12 @@ class CacheRoom:
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if self.has(slots, columns):
             return False
-        if self.planned is None or slots > self.planned[0] or columns > self.planned[1] or not self._may(*self.planned):
+        if (
+            self.planned is None
+            or slots > self.planned[0]
+            or columns > self.planned[1]
+            or not self._is_allowed(*self.planned)
+        ):
             self.planned = self._larger(slots, columns, expected, soon)
         (self.slots, self.columns), self.planned, self.ready = self.planned, None, False
         return True
@@ -452,7 +458,7 @@ class CacheRoom:
     def plan(self, slots: int, columns: int, expected: int) -> None:
         """Plan the rectangle that will soon be needed to `cover` slots x columns, if the limits allow it."""
         planned = self.planned or (0, 0)
-        if (slots > planned[0] or columns > planned[1]) and self._may(slots, columns):
+        if (slots > planned[0] or columns > planned[1]) and self._is_allowed(slots, columns):
             self.planned = self._larger(slots, columns, expected, columns)
             self.ready = False
 
@@ -463,23 +469,23 @@ class CacheRoom:
         if columns > long:
             long = max(columns, soon, int(min(long + min(long, _MAX_GROWTH), self.context + _GRANULE)))
             long += -long % _GRANULE
-        if not self._may(wide, long):
+        if not self._is_allowed(wide, long):
             wide = slots
-            long = int(min(long, self.most(slots) // slots - self.beside))
+            long = int(min(long, self.most(slots) // slots - self.state_columns))
         return wide, max(long, columns)
 
-    def _may(self, slots: int, columns: int) -> bool:
+    def _is_allowed(self, slots: int, columns: int) -> bool:
         return self._sparse(columns) or self.fits([columns] * slots)
 
     def exhausted(self) -> None:
         """Record that memory ran out for the rectangle of `cover`: stay well below it until the engine is idle."""
-        self._found = self.tokens // 2
+        self._memory_limit = self.tokens // 2
         self.slots = 0
         self.planned = None
 
     def shrink(self) -> bool:
         """Give back what the busy period that just ended hasn't needed; return whether the rectangle changed."""
-        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
+        (slots, columns), self._peak, self._memory_limit = self._peak, (0, 0), math.inf
         self._rows = ()
         self.planned = None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
@@ -494,7 +500,7 @@ class CacheRoom:
 
     def most(self, slots: int) -> float:
         """The most tokens that `slots` slots may take memory for."""
-        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)
+        return min(math.inf if self.limit is None else self.limit, self._memory_limit if slots > 1 else math.inf)
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types

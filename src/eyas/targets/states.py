@@ -101,14 +101,14 @@ class StatePath:
         """The path of a pass over prompts: the first `counts[r]` columns of each row."""
         indexes = token_indexes(len(rows), max(counts), layout)
         taken = [index[:count] for index, count in zip(indexes, counts, strict=True)]
-        return StatePath(rows, counts, indexes, _in_turn(taken, device))
+        return StatePath(rows, counts, indexes, _sequential_levels(taken, device))
 
     @staticmethod
     def of_trees(rows: range, tree: DraftTree, layout: RaggedLayout | None, device: torch.device) -> StatePath:
         """The path of a pass over roots, which are always kept, and their trees' valid nodes. Waits for the device."""
         indexes = token_indexes(len(rows), 1 + tree.size, layout)
-        roots = _in_turn([index[:1] for index in indexes], device)
-        guesses = _guesses(tree.parents.tolist(), tree.valid.tolist(), indexes, device) if tree.size else []
+        roots = _sequential_levels([index[:1] for index in indexes], device)
+        guesses = _tree_levels(tree.parents.tolist(), tree.valid.tolist(), indexes, device) if tree.size else []
         return StatePath(rows, [1] * len(rows), indexes, roots, guesses)
 
 
@@ -120,7 +120,7 @@ def token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[li
     return found
 
 
-def _in_turn(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Level]:
+def _sequential_levels(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Level]:
     """Levels that take each row's `tokens` one after the other."""
     found = []
     for number in range(max(map(len, tokens))):
@@ -129,7 +129,7 @@ def _in_turn(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Leve
     return found
 
 
-def _guesses(
+def _tree_levels(
     parents: Sequence[Sequence[int]],
     valid: Sequence[Sequence[bool]],
     indexes: Sequence[Sequence[int]],
@@ -316,7 +316,7 @@ class RecurrentStates(SlotStates):
 
     @inference
     def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:  # noqa: ARG002
-        levels = _in_turn(accepted, self._device)
+        levels = _sequential_levels(accepted, self._device)
         for steps in self._steps:
             with steps.prepared():
                 for _ in self._sure(levels, steps, copied):

@@ -20,13 +20,13 @@ from torch.nn.functional import pad
 
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import without_cudnn_attention
-from eyas.targets.architecture import refused_where_it_fails
+from eyas.targets.architecture import unsupported_if_it_fails
 from eyas.targets.parameters import weight_formats
 from eyas.targets.passes import EmbeddingAndHead, Passes
 from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
 
-AT_ONCE = 4096
+MAX_UNCHUNKED = 4096
 """Most positions of a row that are read in one pass."""
 CHUNK, NATIVE_CHUNK = 1024, 128
 """Positions per pass over longer rows, and over any rows if passes are native: their states stay in the caches."""
@@ -44,7 +44,7 @@ class Target(Passes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        with refused_where_it_fails(self.model):
+        with unsupported_if_it_fails(self.model):
             choose_passes(self)
             if self.states:
                 if self.native is None:
@@ -66,14 +66,14 @@ class Target(Passes):
         with self.backend.running(), without_cudnn_attention():
             if self.native is not None:  # by the passes that serve, two to six times as fast as the modules
                 return _in_chunks(self, tokens, lengths.tolist(), taps, NATIVE_CHUNK)
-            if tokens.shape[1] <= AT_ONCE:
+            if tokens.shape[1] <= MAX_UNCHUNKED:
                 return _whole(self, tokens, lengths, taps)
             # padding follows all real tokens, so it needs no mask
             return _in_chunks(self, tokens, [tokens.shape[1]] * len(tokens), taps, CHUNK)
 
 
 def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-    """`trace` rows of at most `AT_ONCE` tokens in one pass."""
+    """`trace` rows of at most `MAX_UNCHUNKED` tokens in one pass."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (

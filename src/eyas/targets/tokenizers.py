@@ -29,7 +29,7 @@ _FILES = (
     "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "bpe.codes", "tiktoken.model",
 )  # fmt: skip
 """A tokenizer has at least one of these files: those that transformers writes, and vocabularies of other tools."""
-_SAID = "eyas-answer"
+_PROBE_ANSWER = "eyas-answer"
 """The assistant's text in the chat that is rendered to see how a template ends turns."""
 
 
@@ -134,12 +134,12 @@ def _as_ids(found: int | list[int] | None) -> tuple[int, ...]:
 @lru_cache(maxsize=16)
 def _ends_turns(tokenizer: Any, source: str) -> bool:  # noqa: ARG001  # a template can be replaced
     """Whether the eos follows the assistant's text, in the middle of a chat or at its end."""
-    user, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _SAID}
+    user, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _PROBE_ANSWER}
     for chat in ([user, said, user], [user, said]):
         try:
             text: str = tokenizer.apply_chat_template(chat, tokenize=False)
         except Exception:  # noqa: BLE001  # templates may raise anything
             continue
-        if text.rpartition(_SAID)[2].lstrip().startswith(tokenizer.eos_token):
+        if text.rpartition(_PROBE_ANSWER)[2].lstrip().startswith(tokenizer.eos_token):
             return True
     return False

@@ -53,19 +53,19 @@ def _of_class(module_class: Any) -> str:
 
 
 @lru_cache
-def _caches_its_own_way(module_class: Any) -> bool:
+def _has_own_cache_class(module_class: Any) -> bool:
     """Whether a model defines its own cache class, and with `use_cache` takes no other (MiniMax)."""
     own = (each for each in vars(getmodule(module_class)).values() if isinstance(each, type))
     return any(issubclass(each, cache_utils.Cache) and each.__module__ == module_class.__module__ for each in own)
 
 
-def cached(model: nn.Module, cache: Any) -> dict[str, Any]:
+def model_cache_kwargs(model: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword arguments with which a whole model runs over one of our caches."""
     kind: Any = type(model)
-    return {"use_cache": not _caches_its_own_way(kind), **given(model, cache)}
+    return {"use_cache": not _has_own_cache_class(kind), **cache_kwargs(model, cache)}
 
 
-def given(module: nn.Module, cache: Any) -> dict[str, Any]:
+def cache_kwargs(module: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword arguments that pass `cache` to a module's forward."""
     kind: Any = type(module)
     return {_of_class(kind): cache}
@@ -92,7 +92,7 @@ def layers_of(states: Any) -> Numbered:
     )
 
 
-def stated(config: Any, name: str) -> Any:
+def config_value(config: Any, name: str) -> Any:
     """What a config states for all layers that aren't listed with their own value; None if it doesn't."""
     return vars(config).get(name) if getattr(config, "is_heterogeneous", False) else getattr(config, name, None)
 

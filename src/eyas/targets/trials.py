@@ -31,13 +31,13 @@ from eyas.targets.graphs import PassGraphs
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import NativeTrials, TriedDecoder, inputs_as_floats, refusal
-from eyas.targets.native.verdicts import Verdict, keep_verdict, kept_verdict, verdict_file
+from eyas.targets.native.verdicts import Verdict, read_verdict, verdict_file, write_verdict
 from eyas.targets.passes import KernelPasses, Passes
-from eyas.targets.recurrent import TOGETHER, ModuleSteps, StateModule
-from eyas.targets.roundings import moved_by_roundings
+from eyas.targets.recurrent import TRIED_BATCHES, ModuleSteps, StateModule
+from eyas.targets.roundings import perturbed_by_rounding
 from eyas.targets.slots import SlotCache
 from eyas.targets.states import RecurrentStates
-from eyas.targets.transformers_names import cache_of, given
+from eyas.targets.transformers_names import cache_kwargs, cache_of
 from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
@@ -45,15 +45,15 @@ _ROUTED_TRIALS = 8
 """Number of trials for models that route tokens to experts."""
 _ROUNDING, _ROUNDING_OF_HALVES = 1e-3, 5e-2
 """Difference of logits that is always allowed, in float32 and in 16 bits, as a share of the greatest logit."""
-_NOISE = 4.0
+_ALLOWED_NOISE = 4.0
 """Allowed difference of another way's logits, as a multiple of the change that moved inputs cause."""
-_RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, EyasError)
+_TRIAL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, EyasError)
 """What a model may raise if it can't be run in another way."""
 
 _PROMPTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3))
 """The two prompts of the check of recurrent states, as distances from its first token."""
 _PARENTS = (-1, -1, 0, 0, 2, 1)
-_KEPT = ((0, 1, 3, 5), (0, 2))
+_COMMITTED_COLUMNS = ((0, 1, 3, 5), (0, 2))
 """The columns of that check's trees that are committed in each row."""
 
 
@@ -67,7 +67,7 @@ def choose_passes(target: Passes) -> None:
     if native is None or file is None:
         _try_passes(target)
         return
-    verdict = kept_verdict(file, target.num_layers)
+    verdict = read_verdict(file, target.num_layers)
     if verdict is not None:
         for layer, rope in zip(native._layers, verdict.ropes, strict=True):
             layer.rope = rope
@@ -77,7 +77,7 @@ def choose_passes(target: Passes) -> None:
         return
     LOADING.info("comparing native passes with the model's own modules")
     refused = _try_passes(target)
-    keep_verdict(file, Verdict(refused, tuple(layer.rope for layer in native._layers), target.ragged))
+    write_verdict(file, Verdict(refused, tuple(layer.rope for layer in native._layers), target.ragged))
 
 
 def _try_passes(target: Passes) -> str | None:
@@ -151,7 +151,7 @@ def _refusal_of_layers(target: Passes, tried: TriedDecoder) -> str | None:
     """Why a decoder's layers aren't those of the target's modules, or None."""
     try:
         return refusal(target, tried)
-    except _RAISED as error:
+    except _TRIAL_ERRORS as error:
         return f"a layer can't be tried alone: {type(error).__name__}: {error}"
 
 
@@ -183,12 +183,12 @@ class PassTrial:
         try:
             cache = self._target.allocate(2)
             cache.graphs = graphs
-        except _RAISED:
+        except _TRIAL_ERRORS:
             return False
         for number, first in enumerate(self._firsts):
             try:
                 found = _trial(self._target, cache, first)
-            except _RAISED:
+            except _TRIAL_ERRORS:
                 return False
             if number == len(self._expected):
                 self._expected.append(self._own(first))
@@ -201,13 +201,13 @@ class PassTrial:
         """Whether `gaps` [trials, 4] of the first trials suffice. More noise only allows more, so they stay enough."""
         rounding = _ROUNDING if self._target.dtype == torch.float32 else _ROUNDING_OF_HALVES
         while 2 * len(gaps) >= len(self._firsts):
-            allowed = rounding + _NOISE * max(self._noise, default=0.0)
+            allowed = rounding + _ALLOWED_NOISE * max(self._noise, default=0.0)
             if bool((2 * (gaps <= allowed).sum(0) >= len(self._firsts)).all()):
                 return True
             number = len(self._noise)
             if number >= len(gaps):
                 break
-            with moved_by_roundings(self._target.layers, self._target.dtype, number):
+            with perturbed_by_rounding(self._target.layers, self._target.dtype, number):
                 moved = self._own(self._firsts[number])
             self._noise.append(float(_gaps(moved, self._expected[number]).max()))
         return False
@@ -290,7 +290,7 @@ def find_odd_steps(target: Passes) -> None:
     """
     cache = target.allocate(1)
     device = target.device
-    count = max(TOGETHER)
+    count = max(TRIED_BATCHES)
     tokens = (torch.arange(count, device=device).unsqueeze(0) * 7 + target.vocab_size // 2) % target.vocab_size
     target.prefill_chunk(cache, range(1), tokens.tolist(), ())
     valid = torch.ones_like(tokens, dtype=torch.bool)
@@ -331,9 +331,9 @@ def _states_agree(target: Passes, first: int) -> bool:
     expected = _by_steps(target, paths)
     if logits_agree(found, expected, target.dtype):
         return True
-    with moved_by_roundings(target.layers, target.dtype):
+    with perturbed_by_rounding(target.layers, target.dtype):
         whole = [target.model(input_ids=_row(target, path), use_cache=False).logits[0, -1] for path in paths]
-    return float((found - expected).abs().max()) <= _NOISE * float((torch.stack(whole) - expected).abs().max())
+    return float((found - expected).abs().max()) <= _ALLOWED_NOISE * float((torch.stack(whole) - expected).abs().max())
 
 
 def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, ...]]]:
@@ -356,7 +356,7 @@ def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, .
     tree = DraftTree(tokens, parents, valid.float(), valid, 3, counted=int(valid.sum()))
     roots = torch.tensor([prompt[-1] for prompt in prompts], device=device)
     of_nodes = target.verify(cache, rows, roots, tree, ()).logits
-    cache.commit(rows, _KEPT)
+    cache.commit(rows, _COMMITTED_COLUMNS)
     after = target.verify(cache, rows, torch.tensor(last, device=device), DraftTree.empty(2, device), ()).logits.rows
 
     found = list[Tensor]()
@@ -367,7 +367,7 @@ def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, .
             texts.append((*texts[parent + 1], token))
         nodes = [node for node in range(len(texts)) if not node or valid[row, node - 1]]
         found += [*(of_nodes.rows[of_nodes.index[row, node]] for node in nodes), after[row]]
-        paths += [*(texts[node] for node in nodes), (*texts[_KEPT[row][-1]], last[row])]
+        paths += [*(texts[node] for node in nodes), (*texts[_COMMITTED_COLUMNS[row][-1]], last[row])]
     return torch.stack(found), paths
 
 
@@ -382,7 +382,7 @@ def _by_steps(target: Passes, paths: Sequence[tuple[int, ...]]) -> Tensor:
             cache = None if before is None else cache_of(before)
             if path[:-1] in paths:  # others may continue there
                 cache = copy.deepcopy(cache)
-            kept = {} if before is None else given(target.model, cache)
+            kept = {} if before is None else cache_kwargs(target.model, cache)
             where = {"position_ids": _row(target, [len(path) - 1])} if positioned else {}
             outputs[path] = target.model(input_ids=_row(target, path[-1:]), use_cache=True, **kept, **where)
             if path[:-1] not in paths:  # states are large

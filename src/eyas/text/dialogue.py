@@ -76,7 +76,7 @@ class Dialogue:
             row = self.completions[0].as_dict() if self.completions else {"id": self.id}
         return row if self.error is None else row | {"error": self.error}
 
-    def says_nothing(self, tokenizer: Any) -> bool:
+    def is_empty(self, tokenizer: Any) -> bool:
         """Whether raw text was given to a model that has a chat template, and the answer is empty."""
         raw_text = isinstance(self._row, PromptRow) and self._row.prompt is not None and not self.requests[-1].chat
         return raw_text and has_chat_template(tokenizer) and not self.completions[-1].text.strip()
@@ -108,7 +108,7 @@ def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingPara
 
 def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
     """A warning if raw text was given to a chat model and the answers are empty; None if all is well."""
-    empty = sum(dialogue.says_nothing(tokenizer) for dialogue in dialogues if dialogue.completions)
+    empty = sum(dialogue.is_empty(tokenizer) for dialogue in dialogues if dialogue.completions)
     if not empty:
         return None
     return (

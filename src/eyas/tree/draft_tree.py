@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
-from eyas.tree.values import ValueTable, greatest
+from eyas.tree.values import ValueTable, top_k_mask
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class TreeSpec(ABC):
         `allowed` [B, M or 1]: which of them may be kept.
         """
         scores = scores.masked_fill(~allowed, -math.inf)
-        return greatest(scores, min(self.max_nodes, scores.shape[1])) & allowed
+        return top_k_mask(scores, min(self.max_nodes, scores.shape[1])) & allowed
 
     def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
         """`keep` in lists [B][M], for trees that are made on the host."""

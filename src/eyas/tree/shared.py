@@ -42,7 +42,7 @@ from eyas.tree.draft_tree import (
     all_valid,
 )
 from eyas.tree.dynamic import BeamGrowth, path_sums
-from eyas.tree.values import ValueTable, greatest, most_profitable, most_profitable_of_a_row
+from eyas.tree.values import ValueTable, most_profitable, most_profitable_of_a_row, top_k_mask
 
 _IMPOSSIBLE = -1e4
 """Replaces log-probabilities of minus infinity, so that the number of kept nodes is known beforehand."""
@@ -114,10 +114,10 @@ class SharedTree(TreeSpec):
         if allowed is not None:
             priority.masked_fill_(~allowed, -math.inf)
         if self.per_row is not None and self.per_row < priority.shape[1]:
-            priority.masked_fill_(~greatest(priority, self.per_row), -math.inf)
+            priority.masked_fill_(~top_k_mask(priority, self.per_row), -math.inf)
         kept = priority > -math.inf
         if self.budget < priority.numel():
-            kept &= greatest(priority.view(1, -1), self.budget).view_as(kept)
+            kept &= top_k_mask(priority.view(1, -1), self.budget).view_as(kept)
         return kept
 
     def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:

@@ -189,7 +189,7 @@ def most_profitable_of_a_row(
     return order[: fast_nodes if fastest > 1.0 else nodes]
 
 
-def greatest(scores: Tensor, count: int) -> Tensor:
+def top_k_mask(scores: Tensor, count: int) -> Tensor:
     """[B, M] bool: the `count` greatest of each row of `scores` [B, M]; among equals the earlier ones."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)

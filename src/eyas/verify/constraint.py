@@ -36,11 +36,11 @@ from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines,
 
 Mask = NDArray[np.uint32]
 """[W]: token t is legal if bit t % 32 of word t // 32 is set."""
-_LONG = 0.01
+_SLOW_SECONDS = 0.01
 """Seconds above which the masks of a round count as slow."""
-_SHORT = 0.001
+_FAST_SECONDS = 0.001
 """Seconds below which a mask is fast again: a tree needs one for each of its nodes."""
-_REST = 1.0
+_REST_RATIO = 1.0
 """How long the thread for slow masks rests after each, relative to the time that it took."""
 
 
@@ -90,7 +90,7 @@ class Constraint:
         """The mask at `state`, once it has been computed."""
         self.slow = False
         """Whether the last mask took long."""
-        self.coming: Future[tuple[Mask, float]] | None = None
+        self.pending_mask: Future[tuple[Mask, float]] | None = None
         """The mask at `state` and the seconds it took, while it is computed in the background."""
         self.state = GrammarState(grammar.matcher.deep_copy())
         """The state after all emitted tokens."""
@@ -102,7 +102,7 @@ class Constraint:
 
         Tokens after an end token are not examined.
         """
-        self.root_mask = self.coming = None
+        self.root_mask = self.pending_mask = None
         for count, token in enumerate(tokens):
             if self.state.matcher is None:
                 break
@@ -112,15 +112,15 @@ class Constraint:
                 return count
             self.state = after
         if self.slow and self.state.matcher is not None:
-            self.coming = _mask_executor().submit(self.compute_alone, self.state.matcher.deep_copy())
+            self.pending_mask = _mask_executor().submit(self.compute_in_background, self.state.matcher.deep_copy())
         return len(tokens)
 
     @property
     def ready(self) -> bool:
         """Whether a round needn't wait for the mask at `state`."""
-        return self.coming is None or self.coming.done()
+        return self.pending_mask is None or self.pending_mask.done()
 
-    def compute_alone(self, matcher: Any) -> tuple[Mask, float]:
+    def compute_in_background(self, matcher: Any) -> tuple[Mask, float]:
         """The mask of `matcher` and the seconds it took; runs on any thread; nothing else may use `matcher`.
 
         If it took long, the thread rests before it returns, for the sake of the other sequences.
@@ -130,16 +130,16 @@ class Constraint:
         slow_mask_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
         self.set_end_bits(made[0], matcher)
         seconds = time.perf_counter() - began
-        if seconds > _SHORT:
-            time.sleep(_REST * seconds)
+        if seconds > _FAST_SECONDS:
+            time.sleep(_REST_RATIO * seconds)
         return made[0], seconds
 
     def known_mask(self) -> Mask | None:
         """The mask at `state` if it is known; waits for one that is being computed in the background."""
-        if self.coming is not None:
-            self.root_mask, seconds = self.coming.result()
-            self.slow = seconds > _SHORT
-            self.coming = None
+        if self.pending_mask is not None:
+            self.root_mask, seconds = self.pending_mask.result()
+            self.slow = seconds > _FAST_SECONDS
+            self.pending_mask = None
         return self.root_mask
 
     def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:
@@ -188,7 +188,7 @@ def _mask_executor() -> ThreadPoolExecutor:
 
 def await_any(constraints: Sequence[Constraint | None], seconds: float) -> None:
     """Wait until one of the masks in progress is ready, for at most `seconds`."""
-    wait([one.coming for one in constraints if one and one.coming], seconds, return_when=FIRST_COMPLETED)
+    wait([one.pending_mask for one in constraints if one and one.pending_mask], seconds, return_when=FIRST_COMPLETED)
 
 
 class LegalTree:
@@ -303,7 +303,7 @@ def _masks(nodes: Sequence[_Node]) -> list[Mask]:
         jobs = [(nodes[k].matcher.deep_copy(), row) for row, k in enumerate(missing)]
         began = time.perf_counter()
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
-        slow = time.perf_counter() - began > _LONG  # not known which: all compute their next mask alone
+        slow = time.perf_counter() - began > _SLOW_SECONDS  # not known which: all compute their next mask alone
         for (matcher, row), k in zip(jobs, missing, strict=True):
             node = nodes[k]
             node.constraint.set_end_bits(made[row], matcher)

@@ -37,13 +37,13 @@ LIMITS = {
     "verbose_errors": False,
 }
 """llguidance's own limits, or lower ones; a step of a sane grammar needs a twentieth of them."""
-_TRIED = 3
+_TRIED_TOKENS = 3
 """Tokens to try a grammar with: an object with too many properties reaches a limit only after its first brace."""
 JSON_KINDS = ("json_schema", "json_object")
 """The kinds of grammars that accept a whitespace pattern."""
-_KEPT = 64
+_MAX_CACHED = 64
 """Compiled grammars in the cache, so that checking and running a request compile it only once."""
-_kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
+_cache: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
 _lock = Lock()
 
 
@@ -70,23 +70,23 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     """
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
-    grammar = kept_grammar(tokenizer, spec)
+    grammar = cached_grammar(tokenizer, spec)
     if grammar is None:
         grammar = _compile(tokenizer, spec)
         with _lock:
-            _kept[tokenizer, spec] = grammar
-            if len(_kept) > _KEPT:
-                _kept.popitem(last=False)
+            _cache[tokenizer, spec] = grammar
+            if len(_cache) > _MAX_CACHED:
+                _cache.popitem(last=False)
     return grammar
 
 
-def kept_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar | None:
+def cached_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar | None:
     """The compiled `spec` from the cache; None if it isn't there or has reached a limit."""
     key = tokenizer, spec
     with _lock:
-        grammar = _kept.get(key)
+        grammar = _cache.get(key)
         if grammar is not None:
-            _kept.move_to_end(key)
+            _cache.move_to_end(key)
     return None if grammar is None or grammar.exhausted else grammar
 
 
@@ -115,7 +115,7 @@ def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     source = grammar_source(spec)
     matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
     trial = matcher.deep_copy()
-    for _ in range(_TRIED):
+    for _ in range(_TRIED_TOKENS):
         allowed = np.frombuffer(trial.compute_bitmask(), dtype=np.uint8)
         if not trial.is_error() and not trial.is_stopped():
             trial.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))

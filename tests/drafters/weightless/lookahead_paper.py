@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cache_kwargs
 
 
 def decode_by_paper(
@@ -66,10 +66,10 @@ def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> 
     """For each path after the `known` text, the most probable token after its root and after each of its tokens."""
     cache = DynamicCache(config=model.config)
     if len(known) > 1:
-        model(torch.tensor([known[:-1]], device=model.device), use_cache=True, **given(model, cache))
+        model(torch.tensor([known[:-1]], device=model.device), use_cache=True, **cache_kwargs(model, cache))
         cache.batch_repeat_interleave(len(paths))
     some = [[known[-1], *path] for path in paths]
     width = max(map(len, some))
     ids = torch.tensor([path + [0] * (width - len(path)) for path in some], device=model.device)
-    best = model(ids, use_cache=True, **given(model, cache)).logits.argmax(-1).tolist()
+    best = model(ids, use_cache=True, **cache_kwargs(model, cache)).logits.argmax(-1).tolist()
     return [row[: len(path)] for row, path in zip(best, some, strict=True)]

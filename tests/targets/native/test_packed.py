@@ -22,11 +22,11 @@ from eyas.targets.native.packed import (
     PIECE,
     WeightBlocks,
     WeightFormat,
-    nearest4,
-    nearest8,
     panels_of_rows,
     product,
     random_blocks,
+    round_to_int4,
+    round_to_int8,
 )
 from eyas.targets.native.packed_linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 
@@ -212,7 +212,7 @@ def test_eight_bits_are_the_nearest_of_255_steps() -> None:
 def test_four_bits_have_less_error_than_ggml_s() -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 256) + torch.randn(64, 1)
-    blocks = nearest4(weight)
+    blocks = round_to_int4(weight)
     assert blocks.kind == WeightFormat.LEAST4
     counts = weight.square() + weight.square().unflatten(1, (-1, GROUP)).mean(2).repeat_interleave(GROUP, 1)
     error = ((blocks.floats(256) - weight).square() * counts).mean()
@@ -226,16 +226,16 @@ def test_four_bits_recover_weights_that_have_four_bits() -> None:
     blocks = random_blocks(WeightFormat.LEAST4, 24, 96, seed=3)
     blocks.codes[:, :, :2] = torch.tensor([0, 15], dtype=torch.uint8)  # else fewer steps fit as well
     blocks = replace(blocks, scales=blocks.scales.abs())
-    torch.testing.assert_close(nearest4(blocks.floats(96)).floats(96), blocks.floats(96), rtol=2e-3, atol=2e-3)
-    assert not nearest4(torch.zeros(3, 64)).floats(64).any()
+    torch.testing.assert_close(round_to_int4(blocks.floats(96)).floats(96), blocks.floats(96), rtol=2e-3, atol=2e-3)
+    assert not round_to_int4(torch.zeros(3, 64)).floats(64).any()
     same = torch.full((3, 40), 0.3)
-    torch.testing.assert_close(nearest4(same).floats(40), same, rtol=1e-3, atol=0)
+    torch.testing.assert_close(round_to_int4(same).floats(40), same, rtol=1e-3, atol=0)
 
 
 def test_large_weights_are_laid_out_in_pieces() -> None:
     weight = torch.randn(2 * PIECE + 5, 32)
     native = Int8Linear(as_linear(weight), False)
-    assert torch.equal(native.exact(), nearest8(weight).floats(32))
+    assert torch.equal(native.exact(), round_to_int8(weight).floats(32))
     plain = random_blocks(WeightFormat.LEAST4, 2 * PIECE + 5, 32)
     pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))
     joint = PackedLinear.of_blocks(pieces, "", torch.float32, (2 * PIECE + 5, 32))

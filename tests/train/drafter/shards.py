@@ -34,7 +34,7 @@ def rows(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    tracing.AT_ONCE = tracing.CHUNK = CHUNK
+    tracing.MAX_UNCHUNKED = tracing.CHUNK = CHUNK
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=2)
     processes = ProcessGroup(rank, 2, torch.device("cpu"), "fsdp")

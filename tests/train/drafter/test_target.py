@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parent / "shards.py"
 
 def test_states_are_those_of_the_whole_target(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together(2, str(target), str(tmp_path), script=SCRIPT)
-    monkeypatch.setattr("eyas.targets.target.AT_ONCE", CHUNK)
+    monkeypatch.setattr("eyas.targets.target.MAX_UNCHUNKED", CHUNK)
     monkeypatch.setattr("eyas.targets.target.CHUNK", CHUNK)
     whole = load_target(target, dtype="float32", device="cpu", prepacked=False)
     layers = sum(p.numel() for layer in whole.layers for p in layer.parameters())

@@ -32,7 +32,7 @@ from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.parameters import weight_formats
 from eyas.targets.quantization import dequantize_at_load
-from eyas.targets.roundings import moved_by_roundings
+from eyas.targets.roundings import perturbed_by_rounding
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import BadRow, PromptRow
 from eyas.tree import DraftTree
@@ -298,7 +298,7 @@ def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, ot
         scores = scores_after(*given)
         gap, tolerance = judge(scores, left, right, engine.target.dtype)
         if tolerance is not None:  # no effect on native passes, which run none of the moved modules
-            with moved_by_roundings(engine.target.layers, engine.target.dtype):
+            with perturbed_by_rounding(engine.target.layers, engine.target.dtype):
                 moved = scores_after(*given).logits
             tolerance = max(tolerance, 2 * float((moved - scores.logits).abs().max()))
         return Divergence(plain.id, turn, at, left, right, gap, tolerance)

@@ -38,7 +38,7 @@ from eyas.targets.native.levels import Choices, Roots, beam_search
 from eyas.targets.parameters import parameter_count
 from eyas.targets.slots import Saved, SlotCache, StagedCache
 from eyas.targets.target import Target
-from eyas.targets.transformers_names import cached
+from eyas.targets.transformers_names import model_cache_kwargs
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.tree.draft_tree import BeamLevels
 from eyas.types import NOBODY, Owner
@@ -525,7 +525,7 @@ class StagedLevels:
                 input_ids=tokens,
                 attention_mask=target.masks(lengths, start, seen, positions, staged),
                 position_ids=positions,
-                **cached(target.model, StagedCache(self._cache, staging)),
+                **model_cache_kwargs(target.model, StagedCache(self._cache, staging)),
             )[0]
             return (out,)
 

@@ -33,7 +33,7 @@ from eyas.targets.backend import kernels_in_use
 from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.parameters import parameter_count, weight_formats
 from eyas.targets.slots import COLUMNS
-from eyas.targets.transformers_names import stated
+from eyas.targets.transformers_names import config_value
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.lookahead import LookaheadTree
@@ -92,7 +92,7 @@ def describe(target: Target, drafter: Drafter) -> str:
     A model is described by its weights' names and shapes and its attention, as other models may have as many weights.
     """
     shapes = weight_shapes(target.model)
-    attention = [stated(target.config, name) for name in _ATTENTION]
+    attention = [config_value(target.config, name) for name in _ATTENTION]
     built = hashlib.sha256(repr((sorted(shapes.items()), attention)).encode()).hexdigest()[:8]
     network = drafter.module
     drafts = type(drafter if network is None else network).__name__

@@ -27,7 +27,7 @@ from typing import Any
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
-from eyas.verify.grammar import LIMITS, grammar_source, kept_grammar
+from eyas.verify.grammar import LIMITS, cached_grammar, grammar_source
 
 _INHERITED = frozenset(
     "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
@@ -68,7 +68,7 @@ class GrammarTrials:
 
         Raises RequestError or UsageError if it can't be used, QueueFullError if too many of the client's are waiting.
         """
-        if await asyncio.to_thread(kept_grammar, tokenizer, spec) is not None:
+        if await asyncio.to_thread(cached_grammar, tokenizer, spec) is not None:
             return
         key = client, spec
         if key not in self._waiting:

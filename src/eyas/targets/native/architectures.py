@@ -70,7 +70,7 @@ _NORMS: tuple[Mapping[str, str], ...] = (
 _OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
 _OF_MLP = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}
 """The linears of attention and MLP: separate, fused where they have one input, or an MLP without a gate."""
-_GIVEN = {
+_KNOWN_ARGUMENTS = {
     "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "cache", "layer_past", "position_ids",
     "use_cache", "output_attentions", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
 }  # fmt: skip
@@ -156,7 +156,7 @@ def described_decoder(model: Any) -> DecoderDescription:
         activation=activations.pop(),
         embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
         positions=None if positions is None else positions.weight.detach(),
-        in_parallel=parallel.pop(),
+        parallel_residual=parallel.pop(),
     )
     table = matrix_of(shared["embed_tokens"])
     return DecoderDescription(
@@ -186,7 +186,7 @@ def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
 
 
 def _check_arguments(attention: nn.Module) -> None:
-    odd = set(signature(attention.forward).parameters) - _GIVEN
+    odd = set(signature(attention.forward).parameters) - _KNOWN_ARGUMENTS
     if odd:
         raise UnsupportedModelError(f"{type(attention).__name__} takes {', '.join(sorted(odd))}")
 

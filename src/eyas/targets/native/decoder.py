@@ -127,7 +127,7 @@ class Heads(NamedTuple):
     softcap: float = 0.0
     """Limit of the scores' absolute values; 0 = none."""
     latent: LatentHeads = LatentHeads()
-    in_turn: bool = False
+    interleaved: bool = False
     """Whether `qkv_proj` outputs each head's query, key and value together, not all queries first."""
     gated: bool = False
     """Whether `q_proj` outputs each head's query and gate together."""
@@ -146,7 +146,7 @@ class DecoderForm(NamedTuple):
     embedding_scale: float = 1.0
     positions: Tensor | None = None
     """[limit, H] row-major embeddings of positions, which are added to token embeddings."""
-    in_parallel: bool = False
+    parallel_residual: bool = False
     """Whether attention and MLP both read a layer's input, and their sum is added to it."""
     fuse: nn.Module | None = None
     """Makes a drafter's states from `TargetStates`."""
@@ -186,7 +186,7 @@ class Staged(NamedTuple):
     committed column."""
 
 
-class Above(NamedTuple):
+class ParentStates(NamedTuple):
     """The states of the level above, among them those of the guesses' parents."""
 
     states: Tensor  # [R, W, H] float32
@@ -200,7 +200,7 @@ class TargetStates(NamedTuple):
     taps: Tensor  # [..., A, Ht] of T tokens
 
 
-class Kept(NamedTuple):
+class DraftStart(NamedTuple):
     """Where the states are kept that drafts begin with."""
 
     fed: Tensor  # [slots, H] float32, as they are fed back
@@ -218,7 +218,7 @@ class Outcome(NamedTuple):
     taps: Tensor  # [T, A, H]
 
 
-class _Given(NamedTuple):
+class _PassInputs(NamedTuple):
     """What a pass makes its states of: those of the level above, or the target's."""
 
     above: Tensor | None = None
@@ -227,20 +227,20 @@ class _Given(NamedTuple):
     sources: Tensor | None = None
 
 
-_NOTHING = _Given()
+_NO_INPUTS = _PassInputs()
 
 
-class _Made(NamedTuple):
+class _PassOutputs(NamedTuple):
     """Where a pass writes its results."""
 
     tapped: Tensor | None = None
     final: Tensor | None = None
     logits: Tensor | None = None
     kept: tuple[int | None, int | None, int | None] = (None, None, None)
-    """Addresses of the slots that keep the tokens' last states [T], and of where they keep them; see `Kept`."""
+    """Addresses of the slots that keep the tokens' last states [T], and of where they keep them; see `DraftStart`."""
 
 
-_NO_OUTPUTS = _Made()
+_NO_OUTPUTS = _PassOutputs()
 
 
 class Table(NamedTuple):
@@ -324,7 +324,7 @@ class NativeDecoder:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
-        unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
+        unit = PANEL if heads.interleaved or heads.gated else self._kernels.lanes
         fused: int = getattr(form.fuse, "in_features", 0)
         fits = (*(size % PANEL for size in (self.hidden, fused, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
@@ -343,8 +343,8 @@ class NativeDecoder:
             rounds_twice,
             centered,
             form.activation,
-            form.in_parallel,
-            heads.in_turn,
+            form.parallel_residual,
+            heads.interleaved,
             heads.gated,
             eps,
             heads.scale,
@@ -401,7 +401,7 @@ class NativeDecoder:
         else:
             mixed = queries
             latent = Latent()
-            if heads.in_turn:
+            if heads.interleaved:
                 parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
             else:
                 outputs = (queries * (1 + heads.gated), keys, keys)
@@ -494,7 +494,7 @@ class NativeDecoder:
         cache: SlotCache,
         staged: Staged,
         tokens: Tensor,
-        states: Tensor | Above | TargetStates | None = None,
+        states: Tensor | ParentStates | TargetStates | None = None,
         taps: Sequence[int] = (),
         final: bool = False,
         logits: bool = False,
@@ -519,13 +519,13 @@ class NativeDecoder:
             tokens.contiguous(),
             given,
             taps,
-            _Made(tapped, normed, scores),
+            _PassOutputs(tapped, normed, scores),
         )
         return Outcome(x, normed, scores, tapped)
 
     @inference
     def read(
-        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | TargetStates, kept: Kept | None
+        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | TargetStates, kept: DraftStart | None
     ) -> None:
         """Run a drafter's `tokens` [T] with their `states`; keep those that their rows' drafts begin with.
 
@@ -538,7 +538,7 @@ class NativeDecoder:
         slots = _integers([-1] * len(x))
         for slot, token in kept.lasts:
             slots[token] = slot
-        made = _Made(kept=(addressof(slots), kept.fed.data_ptr(), kept.normed.data_ptr()))
+        made = _PassOutputs(kept=(addressof(slots), kept.fed.data_ptr(), kept.normed.data_ptr()))
         self._call(cache, staged, x, Mode.PATHS, tokens.contiguous(), given, made=made)
 
     @inference
@@ -575,9 +575,9 @@ class NativeDecoder:
         x: Tensor,
         mode: Mode,
         tokens: Tensor | None = None,
-        given: _Given = _NOTHING,
+        given: _PassInputs = _NO_INPUTS,
         taps: Sequence[int] = (),
-        made: _Made = _NO_OUTPUTS,
+        made: _PassOutputs = _NO_OUTPUTS,
     ) -> None:
         """Call the kernel for states x [T, H]."""
         parents = None if staged.parents is None else staged.parents.contiguous()
@@ -632,16 +632,16 @@ class NativeDecoder:
 
 
 def _inputs(
-    count: int, hidden: int, dtype: torch.dtype, states: Tensor | Above | TargetStates | None
-) -> tuple[Tensor, _Given]:
+    count: int, hidden: int, dtype: torch.dtype, states: Tensor | ParentStates | TargetStates | None
+) -> tuple[Tensor, _PassInputs]:
     """The buffer [T, H] for the states of `count` tokens, filled if they are known, and what they are made of."""
     if isinstance(states, Tensor):
-        return states.to(torch.float32, copy=True).reshape(count, hidden), _Given()
+        return states.to(torch.float32, copy=True).reshape(count, hidden), _PassInputs()
     x = torch.empty(count, hidden)
-    if isinstance(states, Above):
-        return x, _Given(states.states, states.states.shape[1], states.first)
+    if isinstance(states, ParentStates):
+        return x, _PassInputs(states.states, states.states.shape[1], states.first)
     taps = None if states is None else states.taps.to(dtype).contiguous()
-    return x, _Given(sources=taps)
+    return x, _PassInputs(sources=taps)
 
 
 def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: DecoderForm, dtype: torch.dtype) -> None:

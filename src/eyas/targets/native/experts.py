@@ -136,11 +136,11 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear] | None, dtype: 
     for parent, name, child in found:
         packed = _packed(child)
         if packed is not None:
-            _stand_in(child, packed, dtype, whole=False)
+            _replacement(child, packed, dtype, whole=False)
         made = _tried(child, layout or NativeLinear, dtype, packed)
         if made is None:
             if packed is not None:
-                _stand_in(child, packed, dtype, whole=True)
+                _replacement(child, packed, dtype, whole=True)
             continue
         setattr(parent, name, made)
         for stack in (made.first, "down_proj"):
@@ -163,7 +163,7 @@ def _packed(module: Any) -> Packed | None:
     return both, down
 
 
-def _stand_in(experts: Any, packed: Packed, dtype: torch.dtype, whole: bool) -> None:
+def _replacement(experts: Any, packed: Packed, dtype: torch.dtype, whole: bool) -> None:
     """Replace a module's `packed` weights by dequantized ones: the `whole` stacks, or only the experts to be tried.
 
     Weights that aren't written take no memory.

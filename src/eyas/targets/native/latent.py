@@ -17,7 +17,7 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.library import MAX_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cache_kwargs
 
 _INPUTS = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
 PARTS = ({"q_proj", *_INPUTS}, {"q_a_proj", "q_a_layernorm", "q_b_proj", *_INPUTS})
@@ -67,7 +67,7 @@ def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[Laten
     probe = torch.empty(0, dtype=dtype)
     seen = _Recorder()
     turns = rotary(probe, positions)
-    attention(hidden_states=x, position_embeddings=turns, attention_mask=None, **given(attention, seen))
+    attention(hidden_states=x, position_embeddings=turns, attention_mask=None, **cache_kwargs(attention, seen))
     exact = not isinstance(turns, tuple)
     tables = partial(_of_turns, rotary, probe) if exact else partial(rotary, probe)
     rank = len(norm.weight)

@@ -441,7 +441,7 @@ def _layer_refusal(
     refused = None
     others = sorted({-1, *range(tried.ropes)} - {own}) if shape is not None else ()
     for rope in (own, *others):
-        apart = trial.apart(tried.alone(index, positions, rope, cut, states, shape))
+        apart = trial.relative_error(tried.alone(index, positions, rope, cut, states, shape))
         if apart.max() <= 1:
             tried.rotate_by(index, rope)
             return None
@@ -517,7 +517,7 @@ def _own_dtype_refusal(target: Passes, tried: TriedDecoder, indices: Sequence[in
         trial = RoundingTrial(layer, target.dtype, partial(_widely, call, layer, states[index]))
         trials[f"layer {index}"] = trial, states[index + 1]
     for name, (trial, found) in trials.items():
-        apart = float(trial.apart(found.float()).max())
+        apart = float(trial.relative_error(found.float()).max())
         if apart > 1:
             kind = str(target.dtype).removeprefix("torch.")
             return f"{name} of a pass in {kind} is {apart:.3g} times as far from its module as rounding allows"

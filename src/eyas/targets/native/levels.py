@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyas.runtime import inference
-from eyas.targets.native.decoder import Above, NativeDecoder, Staged, Warp
+from eyas.targets.native.decoder import NativeDecoder, ParentStates, Staged, Warp
 from eyas.targets.native.library import Beam, address
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
@@ -41,7 +41,7 @@ class NativeLevels:
         self._last = last
         self._lengths = cache.lengths[rows.start : rows.stop]
         self._staged = 0
-        self._above: Above | None = None
+        self._above: ParentStates | None = None
         self._parents: Tensor | None = None  # [R, S] as in `Staged`
 
     def first(self) -> Tensor:
@@ -52,7 +52,7 @@ class NativeLevels:
         """Run the next level's W nodes; return the logits [R, W, V] of the tokens that follow them."""
         width = frontier.tokens.shape[1]
         staged = self._staged
-        above = self._above or Above(self._last[0][self._rows.start : self._rows.stop].unsqueeze(1), -1)
+        above = self._above or ParentStates(self._last[0][self._rows.start : self._rows.stop].unsqueeze(1), -1)
         if self._parents is not None or width > 1:
             parents = self._parents
             if parents is None:  # a chain so far
@@ -63,7 +63,7 @@ class NativeLevels:
         heads = bool(self._decoder.outputs)
         done = self._decoder.run(self._cache, where, frontier.tokens, above, final=not heads, logits=heads)
         shape = (*frontier.tokens.shape, -1)
-        self._above = Above(done.states.view(shape), staged)
+        self._above = ParentStates(done.states.view(shape), staged)
         self._staged += width
         if done.logits is not None:
             return done.logits.view(shape)

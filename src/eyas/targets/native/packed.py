@@ -295,7 +295,7 @@ def fit_float16(ggml_type: str, blocks: npt.NDArray[np.uint8]) -> bool:
     return not (blocks[beyond, 1:] & 0x77).any()
 
 
-def nearest8(weight: Tensor) -> WeightBlocks:
+def round_to_int8(weight: Tensor) -> WeightBlocks:
     """Quantize a weight [out, in] to the nearest 8-bit codes, from -127 to 127, with a scale per block."""
     wide = _padded(weight)
     scales = _above(wide.abs().amax(2) / 127)
@@ -304,7 +304,7 @@ def nearest8(weight: Tensor) -> WeightBlocks:
     return WeightBlocks(WeightFormat.SIGNED8, codes.to(torch.uint8), scales)
 
 
-def nearest4(weight: Tensor) -> WeightBlocks:
+def round_to_int4(weight: Tensor) -> WeightBlocks:
     """Quantize a weight [out, in] to 4-bit codes, with a scale and a least weight per block of small error.
 
     A block's range is divided into 15 steps. For the resulting codes, the best scale and least weight follow by least

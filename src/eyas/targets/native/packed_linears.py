@@ -20,12 +20,12 @@ from eyas.targets.native.packed import (
     WeightBlocks,
     WeightFormat,
     joint_panels,
-    nearest4,
-    nearest8,
     product,
     random_blocks,
+    round_to_int4,
+    round_to_int8,
 )
-from eyas.targets.native.panel_files import laid_out
+from eyas.targets.native.panel_files import cached_layout
 from eyas.targets.threads import threads_for
 
 _LOG = logging.getLogger("eyas")
@@ -144,12 +144,12 @@ class Int8Linear(PackedLinear):
     """A `PackedLinear` that quantizes its weight to 8 bits."""
 
     name = "int8"
-    _nearest = staticmethod(nearest8)
+    _nearest = staticmethod(round_to_int8)
 
     def _pack(self, weight: Tensor) -> Tensor:
         self._widen_bias()
         pieces = (self._nearest(weight[first : first + PIECE]) for first in range(0, len(weight), PIECE))
-        self._kind, panels = laid_out(partial(joint_panels, pieces, len(weight)), len(weight))
+        self._kind, panels = cached_layout(partial(joint_panels, pieces, len(weight)), len(weight))
         return panels
 
 
@@ -157,7 +157,7 @@ class Int4Linear(Int8Linear):
     """A `PackedLinear` that quantizes its weight to 4 bits."""
 
     name = "int4"
-    _nearest = staticmethod(nearest4)
+    _nearest = staticmethod(round_to_int4)
 
 
 @cache

@@ -59,7 +59,7 @@ class _StoredPanels(NamedTuple):
     hash: str
 
 
-class _Shelf(Protocol):
+class _PanelSource(Protocol):
     """A source of panels, one weight after the other."""
 
     def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
@@ -166,12 +166,12 @@ class _DiscardedError(Exception):
     """Raised to discard the file that is being written."""
 
 
-class _PanelsOf:
+class _CachedPanels:
     """The panels of a model; their file is looked for when the first panels are needed."""
 
     def __init__(self, made_of: Callable[[], str]) -> None:
         self._made_of = made_of
-        self._shelf: _Shelf | None = None
+        self._shelf: _PanelSource | None = None
         self._failed = False
 
     def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
@@ -188,7 +188,7 @@ class _PanelsOf:
             self._shelf.close(complete)
 
 
-def _open(made_of: str) -> _Shelf:
+def _open(made_of: str) -> _PanelSource:
     """Open the shelf of the model that `made_of` describes; one process writes it, others wait. Raises OSError."""
     name = sha256(f"{code()} {made_of}".encode()).hexdigest()[:24]
     path = cache_directory() / "panels" / f"{name}.panels"
@@ -242,11 +242,11 @@ def _entries(pages: mmap.mmap) -> list[_StoredPanels] | None:
     return entries if whole else None
 
 
-_KEPT: ContextVar[_Shelf | None] = ContextVar("the panels of the model that is being loaded", default=None)
+_KEPT: ContextVar[_PanelSource | None] = ContextVar("the panels of the model that is being loaded", default=None)
 
 
 @contextmanager
-def kept_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
+def cached_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
     """If asked to `keep` them, cache the panels of the model that is loaded in this context.
 
     `made_of` says what they depend on, when needed.
@@ -254,7 +254,7 @@ def kept_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
     if not (keep and keeps()):
         yield
         return
-    shelf = _PanelsOf(made_of)
+    shelf = _CachedPanels(made_of)
     token = _KEPT.set(shelf)
     complete = False
     try:
@@ -265,7 +265,7 @@ def kept_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
         shelf.close(complete)
 
 
-def laid_out(pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
-    """The kind and panels of a weight of `out` outputs: what `pack` makes, or made before within `kept_panels`."""
+def cached_layout(pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
+    """The kind and panels of a weight of `out` outputs: what `pack` makes, or made before within `cached_panels`."""
     shelf = _KEPT.get()
     return pack() if shelf is None else shelf.next(pack, out)

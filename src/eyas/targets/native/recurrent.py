@@ -26,7 +26,7 @@ _INPUTS = (
     ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
 )
 """Names of the linears that make a delta rule's inputs; the last ones make gates, factors and steps."""
-_BESIDE = {"conv1d", "conv", "norm", "o_norm", "out_proj", "o_proj", "act"}
+_OTHER_PARTS = {"conv1d", "conv", "norm", "o_norm", "out_proj", "o_proj", "act"}
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _short_convolution(mixer: Any) -> RecurrentParts:
 def _linears(mixer: Any, names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
     """The linears of a layer's input, named by one of the series in `names`, if the mixer has no unknown children."""
     children = {name for name, _ in mixer.named_children()}
-    found = next((each for each in names if set(each) == children - _BESIDE), None)
+    found = next((each for each in names if set(each) == children - _OTHER_PARTS), None)
     if found is None:
         raise UnsupportedModelError(f"{type(mixer).__name__} has the parts {sorted(children)}")
     return tuple(getattr(mixer, name) for name in found)

@@ -26,7 +26,7 @@ from eyas.targets.states import (
 )
 from eyas.tree import DraftTree
 
-_ALL = StateKey(-1, "native", 0)
+_STATE_KEY = StateKey(-1, "native", 0)
 """Key of the vector of all states among copies."""
 
 
@@ -76,7 +76,7 @@ class NativeStates(SlotStates):
         return 4 * self._size
 
     def load(self, slot: int, states: States) -> None:
-        self._held[slot].copy_(states[_ALL])
+        self._held[slot].copy_(states[_STATE_KEY])
 
     def begin(
         self, rows: range, tokens: Sequence[int] | DraftTree, layout: RaggedLayout | None, lengths: Sequence[int]
@@ -110,7 +110,7 @@ class NativeStates(SlotStates):
     def _given(self, path: StatePath, copied: CopiesWanted) -> GivenStates:
         """The rows of a pass, with room for the copies of states that are to be made."""
         wanted = [(row, number + 1, tokens) for number, rows in copied.items() for row, tokens in rows]
-        made = [self.copies.room(row, tokens, _ALL, self._held[path.rows[row]]) for row, _, tokens in wanted]
+        made = [self.copies.room(row, tokens, _STATE_KEY, self._held[path.rows[row]]) for row, _, tokens in wanted]
         which = (c_int64 * (2 * len(wanted)))(*(part for row, after, _ in wanted for part in (row, after)))
         committed, staged, to = (
             (c_void_p * len(vectors))(*(vector.data_ptr() for vector in vectors))

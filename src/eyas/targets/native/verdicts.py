@@ -51,14 +51,14 @@ def verdict_file(target: Passes) -> Path | None:
     if not keeps() or target.native is None or target.record is not None:
         return None
     try:
-        name = sha256(_made_of(target).encode()).hexdigest()[:24]
+        name = sha256(_cache_inputs(target).encode()).hexdigest()[:24]
         return cache_directory() / "verdicts" / f"{name}.json"
     except (OSError, ValueError) as error:
         _LOG.info("the result of the load trial isn't kept: %s", error)
         return None
 
 
-def _made_of(target: Passes) -> str:
+def _cache_inputs(target: Passes) -> str:
     """Everything that a verdict depends on. ValueError for a library's own tensors, OSError for unreadable sources."""
     found = kernels()
     model = target.model
@@ -74,7 +74,7 @@ def _made_of(target: Passes) -> str:
     return repr(parts)
 
 
-def kept_verdict(path: Path, layers: int) -> Verdict | None:
+def read_verdict(path: Path, layers: int) -> Verdict | None:
     """The verdict in a file on a model of `layers` layers; None if the file is missing or damaged (with a warning)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def kept_verdict(path: Path, layers: int) -> Verdict | None:
     return None
 
 
-def keep_verdict(path: Path, verdict: Verdict) -> None:
+def write_verdict(path: Path, verdict: Verdict) -> None:
     """Write a verdict for later processes."""
     try:
         write_text(path, json.dumps({"verdict": asdict(verdict), "hash": _hash(verdict)}))

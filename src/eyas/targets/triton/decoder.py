@@ -91,9 +91,9 @@ class TritonDecoder:
             raise UnsupportedModelError("its embedding isn't row-major")
         for layer in layers:
             _check(layer)
-        self._heads = Heads(heads.queries, heads.keys, heads.size, heads.scale, heads.softcap, heads.in_turn)
+        self._heads = Heads(heads.queries, heads.keys, heads.size, heads.scale, heads.softcap, heads.interleaved)
         self._activation = form.activation
-        self._in_parallel = form.in_parallel
+        self._in_parallel = form.parallel_residual
         self._limit = form.limit
         self._embedding = embedding
         self._scale = form.embedding_scale

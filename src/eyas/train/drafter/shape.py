@@ -25,7 +25,7 @@ from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.taps import default_taps, spread_taps
-from eyas.targets.transformers_names import stated
+from eyas.targets.transformers_names import config_value
 
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
@@ -410,12 +410,12 @@ def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
     """Key-value heads and head size of grouped-query attention with `heads` heads, for a drafter `width` wide."""
     if getattr(own, "kv_lora_rank", None):  # latent attention: head_dim covers only the rotated part
         return {"num_key_value_heads": heads, "head_dim": own.v_head_dim + own.v_head_dim % 2}
-    shared = stated(own, "num_key_value_heads") or heads
+    shared = config_value(own, "num_key_value_heads") or heads
     if heads % shared:
         shared = heads
     return {
         "num_key_value_heads": shared,
-        "head_dim": stated(own, "head_dim") or max(2, width // heads // 2 * 2),
+        "head_dim": config_value(own, "head_dim") or max(2, width // heads // 2 * 2),
     }
 
 
@@ -424,7 +424,7 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
     if getattr(own, "kv_lora_rank", None):
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         return {name: getattr(own, name) for name in names}
-    head = stated(own, "head_dim") or own.hidden_size // own.num_attention_heads
+    head = config_value(own, "head_dim") or own.hidden_size // own.num_attention_heads
     rotated = max(2, head // 4 * 2)
     return {
         "q_lora_rank": None, "kv_lora_rank": 4 * head, "qk_nope_head_dim": head, "qk_rope_head_dim": rotated,
