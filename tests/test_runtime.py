@@ -186,7 +186,7 @@ def test_the_number_of_threads_follows_others_both_ways(
         assert followed(cores, 1) == [1]
     assert torch.get_num_threads() == 2
     assert caplog.messages == [
-        "other processes use 1.0 of 2 cores: training goes on with 1 of 2 threads for as long as they do"
+        "other processes use 1.0 of 2 cores: training continues with 1 of 2 threads until they stop"
     ]
 
 

@@ -158,7 +158,7 @@ def _head_size(keys: Keys, width: int) -> int:
     whole, rest = divmod(width, heads)
     size: int = keys.take("attention.key_length", int, whole)
     if size <= 0 or (rest and "attention.key_length" not in keys.values):
-        keys.refuse("attention.head_count", f"a width of {width} isn't so many heads")
+        keys.refuse("attention.head_count", f"a width of {width} can't be split into so many heads")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         if keys.take(key, int, whole if key == "attention.value_length" else size) != size:
             keys.refuse(key, f"keys have a size of {size}")

@@ -1,7 +1,7 @@
 """The keys of GGUF files that llama.cpp reads for the architectures that eyas takes, and what eyas does about each.
 
-llama.cpp computes a model from the keys of its own architecture alone; keys under other names are notes of whoever made
-the file. A key of the architecture that is in no table, or has a value that eyas doesn't compute with, refuses the
+llama.cpp computes a model from the keys of its own architecture alone; keys under other names are notes by the file's
+author. A key of the architecture that is in no table, or has a value that eyas doesn't compute with, refuses the
 file by name: it would run as another model. `benchmarks/gguf_targets.py` compares the tables with llama.cpp's sources.
 """
 
@@ -457,7 +457,7 @@ class Keys:
         """A key's value. Raises ModelError if it is absent, or not a positive number."""
         value = self.take(key, kind)
         if value is None:
-            raise ModelError(f"{self.path} lacks the key {self.name}.{key}: download it again, or convert it anew")
+            raise ModelError(f"{self.path} lacks the key {self.name}.{key}: download it again, or convert it again")
         if value <= 0:
             self.refuse(key, "it must be positive")
         return value

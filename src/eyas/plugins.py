@@ -225,7 +225,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             yield self[name]
 
     def plugged(self) -> Iterator[T]:
-        """All plug-ins that can be used. Others are named in the log: they are in nobody's way who doesn't ask."""
+        """All plug-ins that can be used. Others are named in the log, and affect only those who ask for them."""
         for name in self.plugins:
             try:
                 yield self[name]

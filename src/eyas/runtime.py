@@ -208,7 +208,7 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """`torch.inference_mode()` as a decorator that costs nothing if that mode is already on.
 
     Entering it takes ten microseconds after a pass, whose weights fill the CPU caches, and a round makes a dozen calls.
-    On a GPU, attention keeps off cuDNN meanwhile, also in passes that are recorded: a plan takes as long as ten passes.
+    On a GPU, attention doesn't use cuDNN meanwhile, not even in recorded passes: a plan takes as long as ten passes.
     """
     import torch
 
@@ -227,7 +227,7 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """In the block, keep CUDA attention off cuDNN, which builds a plan for every new shape.
+    """In the block, CUDA attention doesn't use cuDNN, which builds a plan for every new shape.
 
     PyTorch prefers cuDNN on Hopper and Blackwell. A plan takes 25 to 500 ms, which pays off only if shapes recur often;
     those of prompts and of batches of chats hardly ever do, and each tree brings several.
@@ -362,7 +362,7 @@ class SpareCores:
         if threads < self._most and not self._said:
             self._said = True
             _LOG.warning(
-                "other processes use %.1f of %d cores: %s goes on with %d of %d threads for as long as they do",
+                "other processes use %.1f of %d cores: %s continues with %d of %d threads until they stop",
                 others,
                 cores,
                 self._work,

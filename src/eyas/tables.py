@@ -25,7 +25,7 @@ _SHORT = 12
 _LONGEST = 24
 """A part of a name that is longer may break anywhere."""
 _KEYS = 3
-"""Most columns that name a row, and are repeated where a table is split."""
+"""Maximum number of columns that name a row, and are repeated where a table is split."""
 _GAP = "  "
 """What separates columns."""
 
@@ -57,7 +57,7 @@ class _Column(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The least width that cuts no figure, and breaks names between their parts only."""
+        """Minimum width that cuts no figure, and breaks names between their parts only."""
         lines = [line for text in (self.header, *self.cells) for line in text.splitlines()]
         whole = [line for line in lines if _FIGURE.match(line) and len(line) <= _SHORT]
         parts = [*whole, *(part for line in lines for word in line.split() for part in _parts(word))]
@@ -100,7 +100,7 @@ def _lines(table: Table, width: int) -> Iterator[str]:
 
 
 def _least(columns: Sequence[_Column]) -> int:
-    """The least width of a table of these columns."""
+    """Minimum width of a table of these columns."""
     return _across([column.least for column in columns])
 
 

@@ -164,7 +164,7 @@ class Stats:
     predicted_accepted: int = 0
     """The part of `walked` that was copied from the request's prediction."""
     predicted_rejected: int = 0
-    """Draft tokens copied from the prediction that were verified in vain."""
+    """Draft tokens copied from the prediction that were verified and rejected."""
     accepted_histogram: list[int] = field(default_factory=list)
     """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
     offered_by_depth: list[int] = field(default_factory=list)
@@ -359,15 +359,15 @@ class Limits:
     """What an engine may use: sequences in slots, cache, queue."""
 
     max_running: int = 1
-    """Most sequences in slots at the same time."""
+    """Maximum number of sequences in slots at the same time."""
     max_cached_tokens: int | None = None
-    """Most tokens the slot cache is allocated for (slots x columns, see `CacheRoom`); None = what memory allows."""
+    """Maximum size of the slot cache in tokens (slots x columns, see `CacheRoom`); None = what memory allows."""
     max_waiting: int | None = None
-    """Most requests that wait for a slot. A client below its share may add more, up to twice as many in all."""
+    """Maximum number of waiting requests. A client below its share may add more, up to twice as many in all."""
     prefill_chunk: int | None = None
-    """Most prompt tokens a step reads, so that running sequences don't stall; None = whole prompts."""
+    """Maximum number of prompt tokens a step reads, so that running sequences don't stall; None = whole prompts."""
     prefix_tokens: int = 0
-    """Most tokens kept for requests with a common prefix, in addition to the slots; 0 = none."""
+    """Maximum number of tokens kept for requests with a common prefix, in addition to the slots; 0 = none."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_cached_tokens", "max_waiting", "prefill_chunk"):

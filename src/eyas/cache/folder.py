@@ -111,7 +111,7 @@ def contents() -> list[Part]:
 
 
 def clear(parts: Collection[str] = (), unused_for: float = 0.0) -> int:
-    """Remove the entries of these parts (none named = of all) that weren't used for so many seconds.
+    """Remove the entries of these parts (none named = of all) that haven't been used for this many seconds.
 
     Processes that are running keep what they have opened. Returns the bytes that were freed; raises UsageError for an
     unknown part.

@@ -23,13 +23,13 @@ def cache(
         bool, Option("--clear", help="Remove what these parts hold. It is made again when needed.")
     ] = False,
     unused_days: Annotated[
-        float | None, Option(min=0.0, metavar="DAYS", help="With --clear: only what wasn't used for so many days.")
+        float | None, Option(min=0.0, metavar="DAYS", help="With --clear: only what wasn't used for this many days.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List what eyas keeps in your cache, or clear it.
 
-    Nothing there is lost for good: configs of GGUF files, measurements of this machine, compiled kernels. Only what
+    Everything there can be made again: configs of GGUF files, measurements of this machine, compiled kernels. Only what
     --tree auto has learned of your drafters (machine) has to be learned again.
 
     Examples:

@@ -30,7 +30,7 @@ class StateServer(Protocol):
 
 
 class OtherEngine(Protocol):
-    """Another engine's program, which starts servers on the machine of whoever asks."""
+    """Another engine's program, which starts servers on the machine that calls it."""
 
     def check(self, model: str) -> None:
         """Raise UsageError if it isn't installed on this machine."""

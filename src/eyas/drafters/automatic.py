@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
     where: str
     """Where it was found, for messages."""
     trained_for: str | None = None
-    """The fingerprint of the target that it must have been trained for, as its name is another one; None = any."""
+    """The fingerprint of the target that it must have been trained for, because its name differs; None = any."""
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ class Drafter(Protocol):
     taps: tuple[int, ...]
     """The target's boundaries that it reads (aux hidden states)."""
     max_fanout: int
-    """The most children that it can offer for a node, such as the size of its vocabulary."""
+    """Maximum number of children that it can offer for a node, such as the size of its vocabulary."""
     max_depth: int | None = None
     """The deepest tree that it can draft; None = any."""
     default_tree: str | None = None

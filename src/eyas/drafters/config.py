@@ -26,7 +26,7 @@ PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies don't change with the length of a sequence."""
 
 MAX_TAPS = 64
-"""The most taps that a drafter may read."""
+"""Maximum number of taps that a drafter may read."""
 
 
 class DrafterConfig(StrictModel):

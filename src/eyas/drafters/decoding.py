@@ -46,7 +46,7 @@ from eyas.types import Owner
 from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
-"""The most deferred pairs that one pass reads, over all rows."""
+"""Maximum number of deferred pairs that one pass reads, over all rows."""
 _FEW = 16
 """Pairs up to which one pass over all takes less time than one over all but each row's last, and one over these."""
 

@@ -25,8 +25,8 @@ LONGEST_MATCH = 64
 def continuation_rate(length: int) -> float:
     """The probability that a text that was copied for `length` tokens is copied for one more.
 
-    So it is copied for n more with probability length / (length + n): the longer a copy, the longer it goes on. What
-    copies are worth in the texts at hand is learned by this probability (`eyas.tree.acceptance`).
+    So it is copied for n more with probability length / (length + n): the longer a copy, the longer it is likely to
+    continue. What copies are worth in the current texts is learned by this probability (`eyas.tree.acceptance`).
     """
     return length / (length + 1)
 

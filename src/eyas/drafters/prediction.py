@@ -15,7 +15,7 @@ from eyas.tree.draft_tree import Proposal
 
 
 class PredictionDrafter(LookupDrafter):
-    """Proposes how a request's prediction goes on after the longest match of the answer's last tokens."""
+    """Proposes how a request's prediction continues after the longest match of the answer's last tokens."""
 
     max_fanout = SuffixDrafter.max_fanout
     default_tree = "auto"

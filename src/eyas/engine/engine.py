@@ -406,7 +406,7 @@ class EngineCore:
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
             self.scheduler.plan_growth(staging_columns(self.runner.tree))
-            if not self.scheduler.budget.alone:  # in steps for some clients alone nobody waits for it
+            if not self.scheduler.budget.alone:  # in a step for some clients alone, none of them waits for it
                 room.ready = self.runner.slots.prepare(room.planned)
 
     def _grow_caches(self, staging: int) -> None:

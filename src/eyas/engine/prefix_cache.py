@@ -316,7 +316,7 @@ class PrefixCache:
         return reached
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
-        """Keep copies of the contents of a sequence's slot; without `tail`, whole blocks only, as it goes on."""
+        """Keep copies of what a sequence's slot holds; without `tail`, whole blocks only: the sequence continues."""
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)

@@ -58,7 +58,7 @@ class VerifiedDraft(NamedTuple):
     """The tokens that each row emitted: the accepted ones, and the bonus token. None = only the paths are known."""
 
     def copied_from_prediction(self, row: int) -> tuple[int, int]:
-        """How many nodes of a row were copied from its request's prediction and accepted, and how many in vain."""
+        """How many of a row's nodes were copied from its request's prediction: the accepted ones, and the rejected."""
         tree = self.tree
         path = self.paths[row]
         if tree.predicted is None or not tree.predicted[row]:

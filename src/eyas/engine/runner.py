@@ -411,7 +411,7 @@ def _pass_of(tokens: int) -> AbstractContextManager[None]:
 
 
 def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
-    """The most tokens that the target pass of a round holds; one per row if it is plain."""
+    """Maximum number of tokens that the target pass of a round holds; one per row if it is plain."""
     return rows if spec is None else spec.pass_tokens(rows)
 
 
@@ -425,7 +425,7 @@ def state_columns(cache: SlotCache) -> int:
 
 
 def staging_columns(spec: TreeSpec | None) -> int:
-    """The most cache columns that a round with trees of `spec` takes beyond the committed ones."""
+    """Maximum number of cache columns that a round with trees of `spec` takes beyond the committed ones."""
     return 1 if spec is None else spec.columns
 
 

@@ -159,7 +159,7 @@ class StepBudget:
 
     @property
     def crowded(self) -> bool:
-        """Whether this step must be short, as others wait for its end or may come: prompts or a round, not both."""
+        """Whether this step must be short (prompts or a round, not both), because others wait or may arrive."""
         return self._plan.crowded
 
     def allows(self, client: str, held: int) -> bool:
@@ -427,11 +427,11 @@ class _BatchSize(NamedTuple):
     cached: int = 0
     """Cached tokens of all rows."""
     longest: int = 0
-    """The most cached tokens of a row."""
+    """Maximum number of cached tokens of a row."""
     tokens: int = 0
     """Tokens to read, of all rows."""
     most: int = 0
-    """The most tokens to read of a row."""
+    """Maximum number of tokens to read of a row."""
     whole: bool = True
     """Whether all rows can decode afterwards."""
 
@@ -456,7 +456,7 @@ class _Others:
         self._sums = list(accumulate(columns, initial=0))
 
     def but(self, slots: range) -> tuple[int, int]:
-        """The most columns that one needs and what all need together, without those in `slots`."""
+        """Maximum number of columns that one needs and what all need together, without those in `slots`."""
         longest = max(self._until[slots.start], self._from[slots.stop])
         return longest, self._sums[-1] - self._sums[slots.stop] + self._sums[slots.start]
 
@@ -516,12 +516,12 @@ class PassSize:
 
     @property
     def rows(self) -> int:
-        """The most sequences in slots."""
+        """Maximum number of sequences in slots."""
         return self._max_running if self._most is None else min(self._max_running, self._most)
 
     @property
     def prefill_chunk(self) -> int | None:
-        """The most prompt tokens that a step reads; None = all."""
+        """Maximum number of prompt tokens that a step reads; None = all."""
         return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
 
     def fits(self, tokens: int) -> bool:
@@ -546,7 +546,7 @@ class PassSize:
                 self.restore()
 
     def restore(self) -> None:
-        """Forget that memory ran out, as nothing is running any more."""
+        """Forget that memory ran out, because nothing is running anymore."""
         self._most = None
         self._failed = 0
         self._steps = 0

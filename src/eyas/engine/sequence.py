@@ -26,7 +26,7 @@ class SequenceState:
     """Its number in the order of arrival."""
     request: Request
     limit: int
-    """The most tokens it may emit."""
+    """Maximum number of tokens it may emit."""
     stop_ids: frozenset[int] = frozenset()
     key: str = ""
     """The queue key, `CLIENT` or `CLIENT/USER`: clients share the slots fairly, and users what their client gets."""
@@ -84,7 +84,7 @@ class SequenceState:
 
     @property
     def longest(self) -> int:
-        """The most tokens it can have, prompt and answer."""
+        """Maximum number of tokens it can have, prompt and answer."""
         return len(self.request.prompt) + self.limit
 
     def admitted(self, now: float) -> None:

@@ -86,7 +86,7 @@ class StateServer:
     device: str
     """The device for what vLLM leaves to eyas: the final norm, the head, encoding."""
     longest: int
-    """Most tokens in a row."""
+    """Maximum number of tokens in a row."""
 
     def worker(self, folder: AnyPath, settings: CaptureSettings) -> MakeWorker:
         """What makes a capture worker with a server of its own."""

@@ -24,7 +24,7 @@ from eyas.targets.shapes import USES, recurring
 
 _LOG = logging.getLogger("eyas")
 _MAX_TOKENS = 256
-"""Most tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
+"""Maximum number of tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
 _MAX_GRAPHS = 128
 _COLUMNS = 256
 """Columns of keys are rounded up to a multiple of this, or of a quarter of the power of two below them if greater."""
@@ -118,7 +118,7 @@ class PassGraphs:
         self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or the uses of a shape so far
         self._buffers: dict[Hashable, Tensor] = {}
         self.failure: str | None = None
-        """The reason why nothing is recorded any more; None = passes are recorded."""
+        """The reason why nothing is recorded anymore; None = passes are recorded."""
 
     def __len__(self) -> int:
         """How many shapes of a pass are recorded at present."""

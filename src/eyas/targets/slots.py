@@ -39,7 +39,7 @@ _MIN_COPIED_COLUMNS = 64
 """Fewer columns of a slot than this aren't worth copying ahead of a reshape."""
 _GRANULE, _FLOOR = 64, 256
 _MAX_GROWTH = 4096
-"""Most columns added beyond those needed: even so, long sequences are rarely copied."""
+"""Maximum number of columns added beyond those needed: even so, long sequences are rarely copied."""
 
 
 class KVShape(NamedTuple):
@@ -499,7 +499,7 @@ class CacheRoom:
         return self._dense is not None and columns > self._dense
 
     def most(self, slots: int) -> float:
-        """The most tokens that `slots` slots may take memory for."""
+        """Maximum number of tokens that `slots` slots may take memory for."""
         return min(math.inf if self.limit is None else self.limit, self._memory_limit if slots > 1 else math.inf)
 
 

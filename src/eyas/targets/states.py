@@ -34,7 +34,7 @@ from eyas.targets.transformers_names import Numbered, layers_of
 from eyas.tree import DraftTree
 
 _WIDEST = 6
-"""Most guesses whose states are computed together: a step makes several copies of each state."""
+"""Maximum number of guesses whose states are computed together: a step makes several copies of each state."""
 
 
 class StateKey(NamedTuple):

@@ -27,7 +27,7 @@ from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
 
 MAX_UNCHUNKED = 4096
-"""Most positions of a row that are read in one pass."""
+"""Maximum number of positions of a row that are read in one pass."""
 CHUNK, NATIVE_CHUNK = 1024, 128
 """Positions per pass over longer rows, and over any rows if passes are native: their states stay in the caches."""
 

@@ -191,7 +191,7 @@ class ThoughtSplitter:
         self._ends = (*marks.closes, *self._interrupts)
         self._state: Literal["first", "thought", "answer"] = "first"
         """`first`: only white space and marks came since the beginning or the last thought."""
-        self._inside = inside  # whether a thought goes on after the state `first`, even without an opening mark
+        self._inside = inside  # whether a thought continues after the state `first`, even without an opening mark
         if marks.anywhere and not inside:
             self._state = "answer"
         self._any_mark = inside

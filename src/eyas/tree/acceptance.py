@@ -38,7 +38,7 @@ _DOUBT = 2.0
 _FADE = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
 _WAITING = 64
-"""The most rounds that wait to be counted together: a round's few nodes aren't worth a dozen array operations."""
+"""Maximum number of rounds counted together: a round's few nodes aren't worth a dozen array operations."""
 _OFTEN, _SELDOM = 16, 8
 """Values are updated after every `_OFTEN` drafts learned from, and initially at doubling intervals. On an accelerator,
 where reading a tree is a sync, only one draft in `_SELDOM` is learned from."""

@@ -43,7 +43,7 @@ class Source(IntEnum):
     BOTH = 2
     """The drafter's network and a copied passage agree on it."""
     DISPUTED = 3
-    """A copied passage goes on with it; the network, which has guesses for the same place, guesses others."""
+    """A copied passage continues with it, but the network's guesses for the same place are others."""
 
 
 @dataclass(frozen=True)
@@ -260,12 +260,12 @@ class TreeSpec(ABC):
     @property
     @abstractmethod
     def max_fanout(self) -> int:
-        """The most children that any node offers; a draft vocabulary must be at least this large."""
+        """Maximum number of children that any node offers; a draft vocabulary must be at least this large."""
 
     @property
     @abstractmethod
     def max_nodes(self) -> int:
-        """The most nodes that a row's tree has."""
+        """Maximum number of nodes that a row's tree has."""
 
     @property
     def is_chain(self) -> bool:
@@ -284,14 +284,14 @@ class TreeSpec(ABC):
 
     @property
     def columns(self) -> int:
-        """The most cache columns that a round takes beyond the committed ones.
+        """Maximum number of cache columns that a round takes beyond the committed ones.
 
         These are the root and the nodes in the target's cache, and the guesses in the drafter's.
         """
         return 1 + self.max_nodes
 
     def pass_tokens(self, rows: int) -> int:
-        """The most tokens in the target pass of a round: a root for each row, and the nodes."""
+        """Maximum number of tokens in the target pass of a round: a root for each row, and the nodes."""
         return rows * self.columns
 
     @abstractmethod

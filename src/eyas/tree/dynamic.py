@@ -111,7 +111,7 @@ class BeamGrowth:
         return steps
 
     def _wants_another_level(self) -> bool:
-        """Whether to go on from the beam in `_beam_score`."""
+        """Whether to continue from the beam in `_beam_score`."""
         return True
 
 

@@ -61,7 +61,7 @@ class Branches(NamedTuple):
     """The contents of one row's tree."""
 
     levels: Sequence[Sequence[int]]
-    """Tokens of the window's levels; the first starts at column 1, as the root is column 0."""
+    """Tokens of the window's levels; the first starts at column 1, because the root is column 0."""
     ngrams: Iterable[Sequence[int]]
     """Continuations of the root that may be accepted; common prefixes share their nodes."""
 

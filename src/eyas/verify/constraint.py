@@ -5,7 +5,7 @@ its own, and a branch can't affect the sequence. The grammar decides when an ans
 end tokens are allowed where the grammar is satisfied, and are the only tokens allowed once it is complete.
 
 Masks of an ambiguous grammar take longer with every token, until the grammar reaches one of llguidance's limits. If a
-sequence's last mask took long, its next one is computed in the background: rounds go on without the sequence, and
+sequence's last mask took long, its next one is computed in the background: rounds continue without the sequence, and
 nothing is drafted for it. One thread computes these masks and rests as long as it works, so all slow grammars together
 take at most half a core from the others.
 

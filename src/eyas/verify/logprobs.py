@@ -22,7 +22,7 @@ from eyas.types import PromptLogprobs, TokenLogprobs
 from eyas.verify.walk import Walk
 
 _MAX_LOGITS = 1 << 22
-"""Most logits of a prompt to compute together; for all positions they would take gigabytes."""
+"""Maximum number of logits of a prompt to compute together; for all positions they would take gigabytes."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class Needs:
 
 
 _NOISE_BLOCK = 1 << 18
-"""Most noise values computed together, unless one position has more; keeps temporaries in the CPU's cache."""
+"""Maximum number of noise values computed together, but at least one position's: temporaries fit the CPU's cache."""
 
 
 class PathState:

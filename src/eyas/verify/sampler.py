@@ -235,12 +235,12 @@ class Coupling:
         return self._warp.ranked(self.warped(logits, steps_ahead, target_ids), steps_ahead, ids)
 
     def warped(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
-        """Drafter `logits` [B, W, Vd] in float32, divided by the temperature; illegal tokens get a hopeless value."""
+        """Drafter `logits` [B, W, Vd] in float32, divided by the temperature; illegal tokens get a very low value."""
         logits = self._warp.divided(logits)
         if self.legal is not None and steps_ahead == 0:
             legal = self.legal.at(torch.zeros_like(self.state.position[self.rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]
-            # finite, as a draft vocabulary may have no legal token
+            # finite, because a draft vocabulary may have no legal token
             logits = logits.masked_fill(~legal.unsqueeze(1), _ILLEGAL)
         return logits
 

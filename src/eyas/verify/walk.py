@@ -161,7 +161,7 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
 
 
 def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-    """Walk sampled rows on a CPU; ends when no row can go on."""
+    """Walk sampled rows on a CPU; ends when no row can continue."""
     state = sampler.path(rows, tree.max_depth + 1)
     draws = state.draws() if native_rows(logits.rows) else None
     if draws is not None:
@@ -199,7 +199,7 @@ def _table(tree: DraftTree) -> list[list[list[int]]]:
 def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     """Walk greedy rows, whose token at a node doesn't depend on the path to it.
 
-    It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes in one go, a CPU
+    It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes at once, a CPU
     only those on the path.
     """
     if not logits.chooses:
@@ -334,9 +334,9 @@ def _walk_by(
     sampler: Sampler,
     rows: range,
 ) -> Walk:
-    """Walk from child to child, and sample where there is none to go on to.
+    """Walk from child to child, and sample where there is none to continue to.
 
-    `child_of(level, node [B], warped [B, V])` says whether a node has a child to go on to, and in which column, both
+    `child_of(level, node [B], warped [B, V])` says whether a node has a child to continue to, and in which column, both
     [B].
     """
     state = sampler.path(rows, tree.max_depth + 1)

@@ -95,7 +95,7 @@ def test_what_cannot_run_is_said_first_and_the_rest_is_measured(bench: Run, pair
     assert "the drafter" in reasons["strange"]
     assert "does not fit the target" in reasons["strange"]
     assert reasons.keys() <= {"strange", "strange+suffix", "mtp", "lookahead"}
-    assert "not compared, as no drafter of the kind is given (--draft-model): dflash, " in result.stderr
+    assert "not compared, because no drafter of the kind is given (--draft-model): dflash, " in result.stderr
     assert "cascade" not in result.stderr
     for name, reason in reasons.items():
         assert f"can't run {name}: {reason}\n" in result.stderr

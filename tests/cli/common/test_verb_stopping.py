@@ -31,7 +31,7 @@ def test_the_message_and_the_code_are_the_signal_s(number: signal.Signals, capsy
     ):
         os.kill(os.getpid(), number)
     assert caught.value.exit_code == 128 + number
-    assert capsys.readouterr().err == "stopped: all is kept.\nGo on with the same command: eyas x --y\n"
+    assert capsys.readouterr().err == "stopped: all is kept.\nResume with the same command: eyas x --y\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -101,7 +101,7 @@ def test_ctrl_c_says_what_is_kept_and_what_goes_on(
         done = run(*words)
     assert done.exit_code == 130
     assert "stopped: every answer so far is kept in the journal next to the output." in done.stderr
-    assert f"Go on with the same command: eyas data regenerate --model {pair.model} --chats {chats}" in done.stderr
+    assert f"Resume with the same command: eyas data regenerate --model {pair.model} --chats {chats}" in done.stderr
     assert f"--output '{tmp_path / 'two words.jsonl'}'" in done.stderr
     assert len((tmp_path / "two words.jsonl.journal").read_text().splitlines()) == 1 + 2
     assert run(*words).exit_code == 0

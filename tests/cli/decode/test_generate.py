@@ -194,7 +194,7 @@ def test_decoding_is_plain_where_nothing_is_said_about_drafting(run: Run, pair: 
     none = run("generate", "--method", "none", *arguments)
     assert (bare.exit_code, none.exit_code) == (0, 0)
     assert bare.stdout == none.stdout
-    assert "plain decoding, as no drafter is given (--draft-model, or --method ngram" in bare.stderr
+    assert "plain decoding, because no drafter is given (--draft-model, or --method ngram" in bare.stderr
     assert "no drafter is given" not in none.stderr
     drafting = run("generate", *arguments, "--tree", "chain:2")
     assert drafting.exit_code == 2

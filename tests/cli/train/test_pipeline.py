@@ -277,5 +277,5 @@ def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, 
     assert "saved" in said
     assert errors.endswith(
         "left\nstopped: what was done is kept in out.\n"
-        "Go on with the same command: eyas pipeline model chats.jsonl -o out\n"
+        "Resume with the same command: eyas pipeline model chats.jsonl -o out\n"
     )

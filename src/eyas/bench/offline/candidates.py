@@ -30,9 +30,9 @@ WHY: dict[Criterion, str] = {
 }
 """Criterion -> the sentence about it in the reason of a choice."""
 NOISY = 0.02
-"""The least relative uncertainty of times that a reason mentions."""
+"""Minimum relative uncertainty of times that a reason mentions."""
 MARGIN = 2.0
-"""Standard errors in the margin that is printed beside a figure."""
+"""Standard errors in the margin that is printed next to a figure."""
 MOST_EFFICIENT = 1.05
 """Speedup / accept length beyond which a figure can't be true: a verification pass costs at least a plain one."""
 

@@ -175,7 +175,7 @@ class OpenedMethod:
     weights: int
     """Bytes that the drafter holds beyond the target's, before it has slots."""
     cache: int = 0
-    """The most bytes that its slots were found to add, by any call of `measure_memory`."""
+    """Maximum number of bytes that its slots were found to add, by any call of `measure_memory`."""
 
     def measure_memory(self, target: Target) -> None:
         """Update `cache` from what the drafter holds now."""

@@ -30,7 +30,7 @@ DEFINITIONS = (
     "median run.",
     "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows; passes "
     "for which nothing was drafted count.",
-    "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter, in turns.",
+    "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter, interleaved.",
     "±: two standard errors, over prompts and, for times, over repeats; ±? where a file has a single group of prompts.",
     "by context: accept length of rounds by the tokens before them (k = 1,024); shown where there are several.",
     "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",

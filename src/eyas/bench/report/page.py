@@ -203,7 +203,7 @@ def _tiles(figures: Mapping[Criterion, Shown], tasks: str, counts: Sequence[int]
     """The headline figures; `counts`: answers equal to plain decoding's, and all answers."""
     return Tiles(
         (
-            ("Speedup", with_margin("{:.2f}x", *figures["speedup"]), "of plain decoding, in turns with it"),
+            ("Speedup", with_margin("{:.2f}x", *figures["speedup"]), "of plain decoding, interleaved with it"),
             ("Accept length", with_margin("{:.2f}", *figures["accept_length"]), "tokens a pass of the target"),
             ("Tokens/s", with_margin("{:.1f}", *figures["tokens_per_second"]), f"on {tasks}"),
             ("Lossless", f"{counts[0]} of {counts[1]}", f"{answers} equal to plain decoding's"),

@@ -21,7 +21,7 @@ class ServePlan:
 
     repeats: int = 3
     requests: int = 16
-    """The fewest requests of a run."""
+    """Minimum number of requests of a run."""
     per_client: float = 2.0
     """In a closed loop, the fewest requests per client."""
     warmup: int = 1

@@ -70,14 +70,14 @@ def checkpoints(
         Option(help="The deciding metric. Accept length is counted, so it has no timing noise."),
     ] = "accept_length",
     minutes: Minutes = None,
-    together: Annotated[int, Option(min=1, help="Checkpoints held in memory and measured in turns.")] = 6,
+    together: Annotated[int, Option(min=1, help="Checkpoints held in memory and measured interleaved.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick, with its tree, to RUN/pick.")] = False,
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
     """Measure a run's checkpoints; pick the best and its tree.
 
-    The best has the highest mean over the prompt files, each measured in turns with plain decoding. Results are kept in
+    The best has the highest mean over the prompt files, each interleaved with plain decoding. Results are kept in
     RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. checkpoints.json and
     checkpoints.svg there show training metrics, accept length and speedup on one time axis. With --on ray, one worker
     answers each group of prompts with all methods in turn.
@@ -170,7 +170,7 @@ def _runs(size: Size, *, tasks: int, searches: bool, together: int) -> int:
     """Runs of a group of prompts that measuring checkpoints of this size takes, and the search for a tree after it."""
     from eyas.bench.offline.trees import FEW, FINALISTS, grid, sweep_runs
 
-    plain = -(-size.candidates // together)  # in turns with every batch of checkpoints
+    plain = -(-size.candidates // together)  # interleaved with every batch of checkpoints
     total = (size.candidates + plain) * tasks * size.groups * size.repeats
     if searches:
         total += sweep_runs(len(grid(*FEW)), [size.groups] * tasks, size.repeats, coarse=2, finalists=FINALISTS)

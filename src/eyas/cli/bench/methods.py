@@ -84,8 +84,8 @@ def methods(
     """Compare drafting methods on one target.
 
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
-    every temperature, in turns, with the same counter; every answer is compared with plain decoding's. Each method runs
-    with a tree of one size (its own, or a chain) and, as `NAME auto`, with trees that are as large as pays off.
+    every temperature, interleaved, with the same counter; every answer is compared with plain decoding's. Each method
+    runs with a tree of one size (its own, or a chain) and, as `NAME auto`, with trees that are as large as pays off.
 
     Examples:
         eyas bench methods MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
@@ -187,7 +187,7 @@ def _report_missing(opened: Sequence[OpenedMethod], skipped: Sequence[Skipped], 
     for name, reason in skipped:
         note(f"can't run {name}: {reason}")
     if everything and (others := without_drafter(opened)):
-        note(f"not compared, as no drafter of the kind is given (--draft-model): {', '.join(others)}")
+        note(f"not compared, because no drafter of the kind is given (--draft-model): {', '.join(others)}")
     if not opened:
         raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
 
@@ -200,7 +200,7 @@ def _measure(
     plan: Plan,
     transformers: bool,
 ) -> dict[tuple[float, str], dict[str, MethodResult]]:
-    """Measure every method on every task at every temperature, in turns with plain decoding."""
+    """Measure every method on every task at every temperature, interleaved with plain decoding."""
     from eyas.bench.offline.external import TransformersBaseline
     from eyas.bench.offline.runner import PLAIN, answerer, measure_answerers
 

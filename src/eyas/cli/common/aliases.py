@@ -19,7 +19,7 @@ _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..
 
 
 TARGET_HELP = "a folder, GGUF file (FILE.gguf, REPO:FILE.gguf) or Hub id; smollm2 is a small one to try"
-DRAFTER_HELP = "a folder, GGUF file or Hub id; a small language model too; smollm2 is the one of that model"
+DRAFTER_HELP = "a folder, GGUF file or Hub id of a draft model or a small language model; smollm2 is that model's"
 DRAFTER_OR_AUTO_HELP = f"{DRAFTER_HELP}; auto looks for one"
 """What names a target or a drafter, in every help."""
 

@@ -90,9 +90,9 @@ def note_plain(options: DraftOptions, model: str) -> None:
 
     told = advice(model)
     if told is not None:
-        note(f"note: plain decoding, as no drafter is given; {told}")
+        note(f"note: plain decoding, because no drafter is given; {told}")
     else:
-        note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
+        note("note: plain decoding, because no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 
 def check_engine(target: TargetPanel, draft: DraftOptions) -> str | None:

@@ -113,7 +113,7 @@ class RuntimeOptions:
     ] = "auto"
     keep_panels: Annotated[
         bool,
-        Option("--keep-panels", help="Keep 4-bit and 8-bit weights in the cache as laid out here, for later starts."),
+        Option("--keep-panels", help="Cache 4-bit and 8-bit weights in this machine's layout; later starts map them."),
     ] = False
     kernels: Annotated[
         Literal["triton"] | None,

@@ -112,7 +112,7 @@ class VerbCommand(TyperCommand):
     examples: ClassVar[tuple[str, ...]] = ()
     """Commands that `--help` shows."""
     needed: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that are required although the parser lets them pass, as an option may be given instead."""
+    """Arguments that are required although the parser lets them pass, because an option may be given instead."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """As the parser does it, with required arguments bare, whatever its release."""
@@ -351,7 +351,7 @@ def guarded(debug: bool, command: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except StoppedError as error:
-        _report(f"{error}.\nGo on with the same command: {command}", debug)
+        _report(f"{error}.\nResume with the same command: {command}", debug)
         raise typer.Exit(128 + error.signal_number) from None
     except EyasError as error:
         _report(f"error: {error}", debug)

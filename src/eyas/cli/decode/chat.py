@@ -146,7 +146,7 @@ class ChatSession:
         return [*([] if self._system is None else [Message(role="system", content=self._system)]), *said]
 
     def _run_command(self, command: str, argument: str = "") -> bool:
-        """Run a command; returns whether the conversation goes on. Raises UsageError for an unknown command."""
+        """Run a command; returns whether the conversation continues. Raises UsageError for an unknown command."""
         argument = argument.strip()
         match _SAME.get(command, command):
             case "/help":

@@ -206,7 +206,7 @@ def _engines(target: DemoTarget, draft_model: str | None, tree: str | None, meth
     for name, reason in failed:
         note(f"not in this race: {name}: {reason}")
     if missing := without_drafter(racing):
-        note(f"not in this race, as there is no drafter for them: {', '.join(missing)}")
+        note(f"not in this race, because there is no drafter for them: {', '.join(missing)}")
     return plain | {one.choice.name: one.engine for one in racing}
 
 
@@ -362,9 +362,9 @@ LEGEND = (
 DRAWN = (100, 24)
 """Columns and lines of the SVG file."""
 _WIDEST, _LINES = 72, 14
-"""Most columns and lines of a panel."""
+"""Maximum number of columns and lines of a panel."""
 _NARROWEST = 36
-"""Least columns of a panel before lanes beyond the second go into another row."""
+"""Minimum number of columns of a panel before lanes beyond the second go into another row."""
 
 
 def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:

@@ -1,4 +1,4 @@
-"""`eyas doctor`: is a drafter read as it was trained?"""
+"""`eyas doctor`: are a drafter's files interpreted as in training?"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check how a drafter was trained to be read (experimental).
+    """Check that eyas interprets a drafter's files correctly (experimental).
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on the target's answers.
     Exit code 1: the weights were trained for another reading, or fit none.

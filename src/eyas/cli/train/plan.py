@@ -226,7 +226,7 @@ def _show_speedup(console: Console, costs: DrafterPlan, on: Machine, model: str)
     speed = plain_speed(costs.target, on)
     if gain is None:
         console.print(
-            f"no speedup is estimated, as nobody has published accept lengths; plain decoding {_rate(speed)} tokens/s"
+            f"no speedup is estimated, because no accept lengths are published; plain decoding {_rate(speed)} tokens/s"
         )
     else:
         console.print(

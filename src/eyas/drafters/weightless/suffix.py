@@ -31,13 +31,13 @@ from eyas.tree.draft_tree import Proposal
 from eyas.types import NOBODY, Owner
 
 _MAX_FANOUT = 64
-"""The most children of a node that are ever proposed; any more would each be less likely than one in 64."""
+"""Maximum number of children of a node that are ever proposed; any more would each be less likely than one in 64."""
 ANSWER_TOKENS = 2**17
-"""The most tokens of finished answers kept for an owner."""
+"""Maximum number of tokens of finished answers kept for an owner."""
 ALL_ANSWER_TOKENS = 2**20
-"""The most tokens of finished answers kept for all owners together: at most 8 MB including room to grow."""
+"""Maximum number of tokens of finished answers kept for all owners together: at most 8 MB including room to grow."""
 OWNERS = 256
-"""The most owners whose finished answers are kept."""
+"""Maximum number of owners whose finished answers are kept."""
 
 
 class FinishedAnswers:
@@ -178,11 +178,11 @@ class SuffixLimits(NamedTuple):
     factor: float = 2.0
     offset: float = 0.0
     least: float = 0.1
-    """The least probability of a token's whole path, estimated from the counts."""
+    """Minimum probability of a token's whole path, estimated from the counts."""
     longest: int = LONGEST_MATCH
     """Longer matches count as matches of this length."""
     most: int = 64
-    """The most tokens of a draft."""
+    """Maximum number of tokens of a draft."""
 
     def check(self) -> None:
         """Raise UsageError for invalid limits."""
@@ -194,7 +194,7 @@ class SuffixLimits(NamedTuple):
             )
 
     def nodes(self, match: int) -> int:
-        """The most tokens to draft after a match of `match` tokens."""
+        """Maximum number of tokens to draft after a match of `match` tokens."""
         return min(self.most, int(self.factor * match + self.offset + 1e-6))
 
 

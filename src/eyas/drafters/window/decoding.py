@@ -201,7 +201,7 @@ class WindowPairs(NetworkPairs):
         """See `NetworkPairs`. Raises UnsupportedModelError for networks that don't rotate keys."""
         rotary = getattr(network, "rotary", None)
         if not isinstance(rotary, Rotary):
-            raise UnsupportedModelError(f"{type(network).__name__} has no RoPE of its own, as a window needs")
+            raise UnsupportedModelError(f"{type(network).__name__} has no RoPE of its own, which a window needs")
         self.window = window
         self._rotary = rotary
         super().__init__(network, fed, record)

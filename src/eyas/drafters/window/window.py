@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """The most pairs of a row that are kept."""
+        """Maximum number of pairs of a row that are kept."""
         return self.sinks + self.pairs
 
     @property

@@ -182,7 +182,7 @@ class TreePlan(NamedTuple):
     depth: int
     """Levels of the tree, which are sequential draft steps."""
     width: int
-    """The most children of a node; 1 = a chain."""
+    """Maximum number of children of a node; 1 = a chain."""
     nodes: int
     """Draft tokens in the whole tree, without the root."""
 

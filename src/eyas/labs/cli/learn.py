@@ -30,7 +30,9 @@ def run(
         Path | None, Option(exists=True, file_okay=False, help="The drafter's original store: its rows are mixed in.")
     ] = None,
     once: Annotated[bool, Option("--once", help="Run one cycle now, in this process, and end.")] = False,
-    always: Annotated[bool, Option("--always", help="Go on while the server works, at the lowest priority.")] = False,
+    always: Annotated[
+        bool, Option("--always", help="Train while the server works, too, at the lowest priority.")
+    ] = False,
     threads: Annotated[int | None, Option(min=1, help="Cores to train on (default: those that are idle).")] = None,
     least_rows: Annotated[int, Option(min=1, help="New requests needed to begin a cycle.")] = 200,
     most_rows: Annotated[int, Option(min=1, help="Maximum requests per cycle, the newest ones.")] = 2000,
@@ -120,7 +122,7 @@ def status(folder: Folder, json: Json = False) -> int:
 
 def _standing(number: int, state: LearnState) -> str:
     if number in state.refused and number != state.settled:
-        return "taken back"
+        return "reverted"
     return "serves" if number == state.settled else "on trial" if number == state.wanted else ""
 
 
@@ -137,7 +139,7 @@ def promote(
 ) -> int:
     """Have the server try a generation again.
 
-    Even one that was refused before; it is reverted if it does worse.
+    That may be one that was refused before; it is reverted if it does worse.
 
     Examples:
         eyas learn promote DIR
@@ -179,7 +181,7 @@ def revert(
 def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learner promote again.")] = False) -> int:
     """Keep the generation in service.
 
-    The learner goes on training, but promotes nothing.
+    The learner keeps training, but promotes nothing.
 
     Examples:
         eyas learn pin DIR

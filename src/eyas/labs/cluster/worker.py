@@ -25,7 +25,7 @@ SLICE = 0.2
 
 
 class Refused(NamedTuple):
-    """Why a worker can't go on, which ends the whole run: an error, as opposed to a worker's death."""
+    """Why a worker can't continue, which ends the whole run: an error, as opposed to a worker's death."""
 
     message: str
     usage: bool = False

@@ -63,7 +63,7 @@ class LearnConfig:
     canary: float = 0.1
     """The share of rows that a generation on trial gets."""
     apart: tuple[str, ...] = ()
-    """Clients with generations of their own, which learn only from their requests and serve nobody else."""
+    """Clients with generations of their own, which learn only from their requests and serve only them."""
 
 
 class _Point(NamedTuple):

@@ -96,7 +96,7 @@ class Scorer:
     def score(self, trial: Trial, until: int | None = None) -> dict[str, float]:
         """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed.
 
-        The score at step `until` is in a file of its own, which stays valid when training goes on.
+        The score at step `until` is in a file of its own, which stays valid when training continues.
         """
         path = trial.folder / ("score.json" if until is None else f"score-{until}.json")
         weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")

@@ -284,7 +284,7 @@ class ChoiceStep(NamedTuple):
 
 
 class Generation:
-    """Iterate over its steps, and always `close` it, so that nothing is generated in vain."""
+    """Iterate over its steps, and always `close` it, so that nothing is generated for a client that is gone."""
 
     def __init__(
         self,

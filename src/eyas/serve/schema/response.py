@@ -86,7 +86,7 @@ class CompletionTokensDetails(ResponseModel):
 
     reasoning_tokens: int = Field(description="tokens of the model's thought, its marks included")
     accepted_prediction_tokens: int
-    rejected_prediction_tokens: int = Field(description="verified in vain; none of them is part of the answer")
+    rejected_prediction_tokens: int = Field(description="verified and rejected; none of them is part of the answer")
 
 
 class Usage(ChoiceUsage):

@@ -141,7 +141,7 @@ class DecoderForm(NamedTuple):
     returns_normed: bool = False
     """Whether a drafter is fed back its states after the norm."""
     limit: int | None = None
-    """Length of the longest sequence: positions stay below it, as some RoPE tables change all their entries beyond."""
+    """Length of the longest sequence: positions stay below it, because beyond it some RoPE tables change."""
     activation: Activation = Activation.SILU
     embedding_scale: float = 1.0
     positions: Tensor | None = None

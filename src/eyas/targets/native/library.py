@@ -226,9 +226,9 @@ class Kernels:
 PANEL = constant("PANEL")
 """Outputs per panel; sizes of states must be multiples of it."""
 MAX_TOGETHER = 12
-"""Most tokens that are multiplied together."""
+"""Maximum number of tokens that are multiplied together."""
 MAX_ROTATED = constant("MAX_ROTATED")
-"""Most features that RoPE rotates in latent attention."""
+"""Maximum number of features that RoPE rotates in latent attention."""
 MAX_TAPS = constant("MAX_TAPS")
 """Largest kernel size of a convolution, in tokens."""
 

@@ -1,4 +1,4 @@
-"""Panels of packed weights in the user's cache, for who asks: packed once, then mapped by every later process.
+"""Panels of packed weights in the user's cache, if requested: packed once, then mapped by every later process.
 
 A mapped file takes no time to read and no memory of its own: processes share its pages, and the system may drop them.
 It is written next to its final path, flushed and renamed, and never changed afterwards, so no process maps half a file.
@@ -36,7 +36,7 @@ from eyas.targets.native.packed import WeightFormat
 _LOG = logging.getLogger("eyas")
 
 MAX_BYTES = 16 << 30
-"""Most bytes of all files together."""
+"""Maximum total bytes of all files."""
 _SILENCE = 3.0
 """Seconds between two lines about progress."""
 _ALIGNMENT = 4096

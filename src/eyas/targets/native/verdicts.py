@@ -29,7 +29,7 @@ from eyas.targets.passes import Passes
 
 _LOG = logging.getLogger("eyas")
 _MAX_BYTES = 1 << 20
-"""Most bytes of all verdicts together."""
+"""Maximum total bytes of all verdicts."""
 _SETTINGS = ("ATEN_", "DNNL_", "ONEDNN_", "MKL_", "OMP_", "GOMP_", "KMP_", "EYAS_", "TORCH")
 """Prefixes of environment variables that may change how a library computes."""
 

@@ -28,7 +28,7 @@ from eyas.targets.taps import default_taps, spread_taps
 from eyas.targets.transformers_names import config_value
 
 DRAFT_VOCABULARY = 32_000
-"""The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
+"""Maximum size of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
 
 
 class _Preset(NamedTuple):
@@ -166,7 +166,7 @@ class DrafterShape(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_empty_options(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs and sweeps that began before there were options are the same ones, and go on."""
+        """Runs and sweeps that began before there were options keep their identity and can be resumed."""
         dumped: dict[str, Any] = serialize(self)
         if not dumped.get("options", True):
             del dumped["options"]

@@ -133,7 +133,7 @@ def join_processes(parallel: Parallel, device: torch.device) -> Iterator[Process
         reason = str(error).strip().splitlines()[0][:200]
         raise TrainingError(
             f"another process of this run has ended or is out of reach ({reason}). The last saved state is complete: "
-            "start the same command again on all machines to go on from there"
+            "start the same command again on all machines to resume from there"
         ) from error
     finally:
         if joining:

@@ -203,7 +203,7 @@ def train(
             if math.isinf(waited) and not last:
                 raise StoppedError(
                     f"training stopped after step {done.step} of {config.steps}; the state of that step is saved in "
-                    f"{state}: run the same command again to go on to the same weights as without the stop",
+                    f"{state}: run the same command again to resume, to the same weights as without the stop",
                     stop.signal_number or signal.SIGTERM,
                 )
 

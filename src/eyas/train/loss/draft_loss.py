@@ -42,7 +42,7 @@ from eyas.types import CONTEXT_BUCKETS
 _L1_CE = 0.1
 """The share of cross entropy in the loss `l1`."""
 FLOOR = 1e-12
-"""Lower limit of alpha before its logarithm is taken, so that a hopeless row costs 27.6 instead of infinity."""
+"""Lower limit of alpha before its logarithm is taken, so that a row without overlap costs 27.6 instead of infinity."""
 
 
 class GuessScores(NamedTuple):
