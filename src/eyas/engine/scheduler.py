@@ -59,6 +59,7 @@ class RunningSlots:
 
     def insert(self, sequence: SequenceState, position: int) -> list[Move]:
         """Give a sequence a slot, at `position` among the prefilling ones; the moves make way for it."""
+        # decoding [A], prefilling [P, Q]: S at position 1 makes [A, P, S, Q], after Q has moved from slot 2 to 3
         sequence.cached = 0
         self.prefilling.insert(position, sequence)
         first = len(self.decoding) + position
@@ -77,6 +78,7 @@ class RunningSlots:
 
         The last decoding sequence fills a gap among the decoding ones; the prefilling ones move up in order.
         """
+        # decoding [A, B, C], prefilling [P, Q] without A: [C, B, P, Q], by the moves 2 -> 0, 3 -> 2, 4 -> 3, in order
         for slot in reversed(range(len(self.decoding))):
             if self.decoding[slot] in gone:
                 last = self.decoding.pop()
@@ -188,6 +190,8 @@ class StepBudget:
         slots = [at for at, one in enumerate(decoding) if able[at] and (not alone or one.client in alone)]
         if not slots:
             return []
+        # a pass runs over a range of slots, so the rows of a round are neighbors: of [A, B, C, D], rounds of two are
+        # A B, C D, A B, ...; if C isn't ready, A B, D, A B, ...
         first = next((at for at in slots if at >= self._turn), slots[0])
         most = first + self._time.rows.most if self._plan.crowded else count
         until = next((at for at in range(first, count) if not able[at]), count)

@@ -200,6 +200,7 @@ class PrefillBatch(NamedTuple):
 
     def before_last(self, most: int) -> PrefillBatch:
         """What to read first, so that a pass of at most `most` tokens per row can read the rest and the roots."""
+        # with most = 512, of 1,000 and 300 unread tokens 489 and 0 are read first: the last pass reads 511 and the root
         return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
 
 

@@ -83,6 +83,13 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 class RaggedLayout:
     """Where the tokens of a ragged pass are in the padded form [R, Q], which consists of R x Q cells."""
 
+    # Row 0 has a root and the nodes a and b, row 1 a root and the node c, so R = 2, Q = 3 and T = 5:
+    #   tokens   [r0, a, b, r1, c]             as the linear layers see them, without padding
+    #   padded   [r0, a, b | r1, c, -]         as attention sees them
+    #   token_index = [[0, 1, 2], [3, 4, 4]]   the empty cell repeats c; no mask lets anything see it
+    #   cell_index  = [0, 1, 2, 3, 4]
+    # If b were valid and a were not, the pass would be [r0, b, r1, c]: token_index [[0, 0, 1], [2, 3, 3]], cell_index
+    # [0, 2, 3, 4]. Valid cells may lie anywhere in a row.
     token_index: Tensor  # [R, Q] int64: the token in each cell; an empty cell repeats the token before it
     cell_index: Tensor  # [T] int64: the cell row * Q + column of each token
 

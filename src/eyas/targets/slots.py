@@ -189,6 +189,11 @@ class SlotCache:
         Given `end`, a pass reads `end` columns and takes the committed `lengths` [R] from the device, so it can be
         recorded.
         """
+        # Two rows of 5 and 3 committed tokens, in a pass of width 3 (a root and two nodes):
+        #   row 0  t t t t t r a b      columns 5, 6, 7
+        #   row 1  t t t r c - . .      columns 3, 4, 5
+        # Rows end at different columns, so they are written by index, and both are read up to column 8 under a mask.
+        # What follows in the same draft is staged with `before` = 3: from columns 8 and 6 on.
         known = self.lengths[rows.start : rows.stop]
         first = max(known, default=0) + before
         if end is None or lengths is None:
@@ -240,6 +245,9 @@ class SlotCache:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""
         if self.states is not None:
             self.states.commit(rows, paths)
+        # Rows of 5 and 3 committed tokens, staged columns [r, a, b | r, c, -], paths [[0, 2], [0]]: row 0 keeps r where
+        # it is, moves b from column 7 to 6, and has 7 tokens; row 1 keeps r and has 4. The path of a chain is 0, 1, 2,
+        # ...: nothing moves.
         slots = []
         sources = []
         targets = []
@@ -463,6 +471,9 @@ class CacheRoom:
             self.ready = False
 
     def _larger(self, slots: int, columns: int, expected: int, soon: int) -> tuple[int, int]:
+        # From 4 slots x 512 columns, a fifth row makes 8 slots (not 5), and a row of 600 tokens 1024 columns (not 600):
+        # growing one by one would copy the whole cache each time. If 8 x 1024 exceeds the limit, exactly the slots that
+        # are needed share the columns that are left.
         wide, long = self.slots, self.columns
         if slots > wide:
             wide = max(slots, min(max(2 * wide, expected), self._most_slots))

@@ -85,6 +85,11 @@ class StepsOfPass(Protocol):
 class StatePath:
     """The order in which a recurrent layer runs the tokens of a pass, and the state that each continues from."""
 
+    # A verification pass over the tokens [r0, a, b, c, r1, d], numbered from 0: a and b follow r0, c follows a, and d
+    # follows r1. The states of `inner` nodes are handed down, those of b, c and d are dropped.
+    #   sure     [tokens [0, 4], above [0, 1]]                     the roots, from their rows' committed states
+    #   guesses  [tokens [1, 2, 5], above [0, 0, 1], inner [0]]    a, b and d, from the states after the roots
+    #            [tokens [3], above [0]]                           c, from the first inner state: a's
     rows: range
     counts: Sequence[int]  # [R] number of a row's leading columns that are kept in any case
     indexes: Sequence[Sequence[int]]  # [R][Q] index of the pass's token in each column

@@ -145,6 +145,13 @@ class DraftTree:
         """N, the number of node columns, valid or not."""
         return self.tokens.shape[1]
 
+    # One row: the root r has the children a and b, and a has the child c.
+    #   column of `tokens`   0  1  2        tokens  [ a,  b, c]
+    #   node index         0 1  2  3        parents [-1, -1, 0]   columns of `tokens`; -1 is the root
+    #   ancestors  r: 1 0 0 0               depth   [0, 1, 1, 2]  by node index
+    #              a: 1 1 0 0
+    #              b: 1 0 1 0
+    #              c: 1 1 0 1
     @cached_property
     def ancestors(self) -> Tensor:
         """[B, 1 + N, 1 + N] bool, over node indexes: `[b, q, k]` = node k is q itself or on q's path to the root."""
@@ -194,7 +201,8 @@ class DraftTree:
 
     def keeping(self, kept: Tensor, width: int, counted: int | None) -> DraftTree:
         """Only the `kept` [B, N] nodes, in order, at most `width` per row; `counted` is their number in all rows."""
-        # kept nodes come first, in order, which puts parents before children
+        # kept nodes come first, in order, which puts parents before children: of [a, b, c] with parents [-1, -1, 0],
+        # kept [1, 0, 1] gives chosen [0, 2], column [-1, 0, 0, 1] and parents [-1, 0]
         chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
         valid = kept.gather(1, chosen)
         column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + N] new column of the root (-1) and the kept

@@ -145,7 +145,9 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
     """Walk sampled rows without a device sync: all rows take the same number of steps."""
     state = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
-    # one number for "this token below that node": (index of the parent) * V + token
+    # One number for "this token below that node": (index of the parent) * V + token. With V = 10, the nodes 7 and 9
+    # below the root and 5 below the 7 have the keys [7, 9, 15]. The root samples 7: key 7, node 1; node 1 samples 5:
+    # key 15, node 3. A token without a node has no key here, and its row waits off the tree.
     keys = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.acceptable, -1)  # [B, N]
     node = logits.index.new_zeros(len(rows))  # [B]
     path = [node]

@@ -170,6 +170,10 @@ class DecoderDescription(NamedTuple):
 class Staged(NamedTuple):
     """Where a pass's tokens go in the cache. They see the committed columns and their own path."""
 
+    # Verification of [r0, a, b | r1, c, -], where a and b follow r0: columns 3, cells [0, 1, 2, 3, 4], rooted, and the
+    # nodes' parents [[-1, -1], [-1, -1]]. Staged column 2 (b) follows column -1 + 1 = 0, the root, so b doesn't see a.
+    # The second level of a draft, two guesses that both follow the first one of the level before: before 2, columns 2,
+    # and the parents [[-1, -1, 0, 0]] of all columns staged so far.
     rows: range
     columns: int
     """Q, the number of cells per row."""
