@@ -32,7 +32,7 @@ from eyas.errors import InvariantError
 from eyas.targets.slots import Saved, SlotCache
 from eyas.targets.states import SlotStates, States
 
-# With blocks of 32 tokens, block 0 holds columns 0 to 31 and pairs 0 to 30, block 1 columns 32 to 63 and pairs 31 to 62.
+# With blocks of 32 tokens, block 0 has columns 0 to 31 and pairs 0 to 30, block 1 columns 32 to 63 and pairs 31 to 62.
 # A prefix of 64 tokens gives a new sequence 63 columns and 63 pairs; its next pass reads token 63 again.
 BLOCK = 32
 _MIN_STATES = 8
