@@ -118,7 +118,7 @@ DEVICE ?= cuda
 OUTPUT ?= runs/gpu-$(DEVICE)
 gpu: $(if $(GPU_PYTHON),,install)
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(or $(GPU_PYTHON),$(RUN)/python) -m benchmarks.gpu \
-	  --device $(DEVICE) --output $(OUTPUT)
+	  --device $(DEVICE) --data $(DATA) --output $(OUTPUT)
 
 # the tests of targets, engine and drafters with the oldest and the newest supported transformers and torch
 OLDEST ?= transformers==5.17.0 torch==2.11.0

@@ -95,6 +95,30 @@ def passes(sizes: Sizes, device: torch.device) -> Outcome:
     return Outcome(rows)
 
 
+def prompts(sizes: Sizes, device: torch.device) -> Outcome:
+    """Reading a prompt of the random pair: how fast, and whether the bits after it are the same if read in pieces."""
+    target = make_pair("random", sizes, device).target
+    torch.manual_seed(0)
+    tokens = torch.randint(5, target.vocab_size, (1, sizes.train_length), device=device)
+    found = []
+
+    def read(piece: int) -> None:
+        cache = target.allocate(1)
+        for _ in target.prefill(cache, range(1), tokens.tolist(), (), piece):
+            pass
+        done = target.verify(cache, range(1), tokens[:, -1], DraftTree.empty(1, device), ())
+        found.append(done.logits.rows.clone())
+
+    rows: list[Row] = []
+    for piece in (sizes.train_length, sizes.train_length // 3 + 1):
+        seconds = _seconds(partial(read, piece), device, 3)
+        rows.append({"tokens": sizes.train_length, "piece": piece, "tokens/s": round(sizes.train_length / seconds)})
+    same = found[0].equal(found[-1])
+    rows[-1]["same bits"] = str(same)
+    promised = target.triton is not None and not same
+    return Outcome(rows, ["a prompt read in pieces gives other bits"] * promised)
+
+
 def _seconds(run: Callable[[], object], device: torch.device, times: int = 20) -> float:
     """The median time of a call, in which the device finishes."""
     found = []

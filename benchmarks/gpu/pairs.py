@@ -92,8 +92,10 @@ class Pair(NamedTuple):
 
 @lru_cache(maxsize=1)  # models are large: one pair at a time
 def make_pair(name: str, sizes: Sizes, device: torch.device) -> Pair:
-    """The pair called `wide` or `random`, in bfloat16."""
-    return wide_pair(sizes, device) if name == "wide" else random_pair(sizes, device)
+    """The pair called `wide` or `random`, in bfloat16; `modules` is the random one without kernels in Triton."""
+    if name == "wide":
+        return wide_pair(sizes, device)
+    return random_pair(sizes, device, own_kernels=name != "modules")
 
 
 def release_pairs() -> None:
@@ -113,7 +115,7 @@ def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
     return _pair(model, widened_drafter(network, sizes.wide, 1))
 
 
-def random_pair(sizes: Sizes, device: torch.device) -> Pair:
+def random_pair(sizes: Sizes, device: torch.device, own_kernels: bool = True) -> Pair:
     """Random weights, made on the device. The drafter's tokens are useless and are replaced by an oracle's."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -131,7 +133,7 @@ def random_pair(sizes: Sizes, device: torch.device) -> Pair:
     with torch.device(device):
         network = Eagle3Network(config)
         set_vocabulary(network, torch.arange(sizes.draft_vocab))
-    return _pair(model, network)
+    return _pair(model, network, own_kernels)
 
 
 def make_sure(model: Any) -> None:
@@ -159,10 +161,11 @@ def triton_passes(model: Any) -> Any:
         return None
 
 
-def _pair(model: Any, network: DraftNetwork) -> Pair:
+def _pair(model: Any, network: DraftNetwork, own_kernels: bool = True) -> Pair:
     from tests.recording import recorder
 
-    target = Target(model, triton=triton_passes(model), record=recorder(model.device))
+    triton = triton_passes(model) if own_kernels else None
+    target = Target(model, triton=triton, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
     return Pair(target, drafter_of(network, network.config.taps_of(target.num_layers), None, target.record))
 

@@ -11,9 +11,12 @@ from benchmarks.pages import markdown
 NOTES = {
     "kernels": "Linear layers of an 8B model's shapes in Triton: the greatest difference from the product in float32, "
     "as a share of the greatest output; whether a row has the same bits alone and among 2 to 64; how fast weights "
-    "are read. Passes of the random pair by their number of nodes.",
+    "are read. Passes of the random pair by their number of nodes. Prompts of the pair, read whole and in pieces.",
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
     "with a fixed probability per level, while a drafter network of that shape runs as usual (except `for free`).",
+    "modules": "The random pair without kernels in Triton.",
+    "SmolLM2": "SmolLM2-135M with its drafter: `auto` against plain decoding of the same prompts, one at a time, with "
+    "kernels in Triton and with the model's modules.",
     "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats; prompts are random.",
     "lossless: families": "`graphs`: how many passes were recorded as CUDA graphs; 0 if the model can't be recorded.",
     "lossless: hybrids": "Models with recurrent layers, whose passes are never recorded.",

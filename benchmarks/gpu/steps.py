@@ -37,12 +37,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement, not started if less than `seconds` are left."""
+    """One measurement, not started if less than `seconds` are left, and cut after `limit` seconds."""
 
     section: str
     name: str
     measure: Callable[[], Outcome]
     seconds: float = 5.0
+    limit: float = 60.0
 
 
 class Skipped(Exception):  # noqa: N818  # no error
@@ -118,10 +119,10 @@ def _run(step: Step, results: Results, left: float) -> None:
         results.record(step, status, time.monotonic() - began, **more)
 
     try:
-        with limited(left):
+        with limited(min(left, step.limit)):
             outcome = step.measure()
     except OutOfTime:
-        record("cut", error=f"cut after {left:.0f} s")
+        record("cut", error=f"cut after {min(left, step.limit):.0f} s")
     except Skipped as reason:
         record("skipped", error=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a step raises, the next ones still run

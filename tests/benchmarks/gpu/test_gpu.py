@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import __main__, processes, report, speed, training
+from benchmarks.gpu import __main__, kernels, processes, report, smollm2, speed, training
 from benchmarks.gpu.pairs import SMALL, make_pair
 from benchmarks.gpu.steps import Outcome, Skipped, Step
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_every_step_has_a_name_of_its_own() -> None:
-    steps = __main__.all_steps(SMALL, CPU)
+    steps = __main__.all_steps(SMALL, CPU, Path())
     names = [(step.section, step.name) for step in steps]
     assert len(set(names)) == len(names) > 2 * len(tiny.ARCHITECTURES)
     assert set(report.NOTES) <= {section for section, _ in names}
@@ -68,6 +68,22 @@ def test_the_stock_model_has_its_own_attention_for_a_while() -> None:
     assert target.model.config._attn_implementation == own != "sdpa"
 
 
+def test_smollm2_needs_prompts_and_a_device(tmp_path: Path) -> None:
+    file = tmp_path / "gsm8k.jsonl"
+    with pytest.raises(Skipped, match="give --data"):
+        smollm2.auto(file, "modules", SMALL, CPU)
+    file.write_text('{"prompt": "What is 2 + 3?"}\n', encoding="utf-8")
+    with pytest.raises(Skipped, match="run on a GPU, not on cpu"):
+        smollm2.auto(file, "triton", SMALL, CPU)
+
+
+def test_a_prompt_is_read_whole_and_in_pieces() -> None:
+    outcome = kernels.prompts(SMALL, CPU)
+    assert not outcome.wrong
+    assert [row["piece"] for row in outcome.rows] == [SMALL.train_length, SMALL.train_length // 3 + 1]
+    assert outcome.rows[-1]["same bits"] in ("True", "False")
+
+
 def test_an_objective_on_the_device_is_that_on_the_cpu() -> None:
     outcome = training.as_on_cpu(CPU)
     assert not outcome.wrong
@@ -80,7 +96,7 @@ def test_the_call_writes_both_files_and_says_what_is_left(
     def absent() -> Outcome:
         raise Skipped("there is no GPU")
 
-    steps = [step for step in __main__.all_steps(SMALL, CPU) if step.name == "objective"]
+    steps = [step for step in __main__.all_steps(SMALL, CPU, Path()) if step.name == "objective"]
     steps.append(Step("tests", "absent", absent))
     monkeypatch.setattr(__main__, "all_steps", lambda *_: steps)
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path), "--budget", "300"])

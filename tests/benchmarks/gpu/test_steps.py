@@ -96,6 +96,13 @@ def test_the_budget_cuts_a_step_and_leaves_long_ones(tmp_path: Path) -> None:
     assert ran == ["short"]
 
 
+def test_a_step_is_cut_at_its_own_limit(tmp_path: Path) -> None:
+    results = Results.open(tmp_path / "gpu.json", IDENTITY)
+    steps = [Step("section", "endless", lambda: endless() or Outcome([]), limit=0.1), step("late", lambda: None)]
+    run_steps(steps, results, 20)
+    assert statuses(results) == ["cut", "done"]
+
+
 def test_what_can_not_run_here_is_tried_again_and_is_no_failure(tmp_path: Path) -> None:
     results = Results.open(tmp_path / "gpu.json", IDENTITY)
     one = step("skipped", skipping)
