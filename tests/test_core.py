@@ -43,7 +43,12 @@ def decoded(folder: Path, source: Path, labs: tuple[str, ...] = ()) -> subproces
     model = save_target(folder / "model")
     drafter = save_drafter(folder / "drafter")
     line = [sys.executable, "-c", CORE, str(model), str(drafter), ",".join(labs)]
-    path = {"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    path = {
+        "PYTHONPATH": str(source),
+        "PATH": "/usr/bin:/bin",
+        "HF_HUB_OFFLINE": "1",
+        "EYAS_NATIVE": "0",
+    }  # no compiling
     return subprocess.run(line, capture_output=True, text=True, check=False, env=path)
 
 

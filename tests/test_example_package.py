@@ -88,6 +88,7 @@ def decoded(model: Path, *words: Any) -> list[list[int]]:
     return [json.loads(row)["token_ids"] for row in rows.splitlines() if row.startswith("{")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("method", [("--tree", "chain:3"), ("--tree", "dynamic:3,4,9"), ("--method", "+last_time")])
 def test_its_drafter_changes_no_token(model: Path, drafter: Path, method: tuple[str, ...], temperature: int) -> None:

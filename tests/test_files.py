@@ -213,6 +213,7 @@ def test_content_is_flushed_before_the_rename_and_the_folder_after_it(
         assert calls[:2] == [("fsync", str(tmp_path)), ("fsync", str(tmp_path / "deep"))]  # the new folders' names
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "least"), [("file", 9), ("path", 12), ("two", 16), ("folder", 15), ("folder two-steps", 16)]
 )

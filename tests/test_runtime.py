@@ -42,6 +42,7 @@ def growth(**environment: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(not can_prepack(torch.device("cpu"), torch.float32), reason="this torch has no oneDNN")
 def test_few_kernels_are_kept_unless_the_environment_wants_more() -> None:

@@ -49,6 +49,7 @@ def test_text_is_split_as_the_file_says() -> None:
     assert load_tokenizer(SMOLLM2).tokenize("x =\n    30") == ["x", "Ġ=", "ĊĠĠĠĠ", "3", "0"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_what_controllers_learned_of_it_is_found(
     looks_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[int, ...], dict[str, str]]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_planted_fault_is_found_and_no_other(name: str, case: Case) -> None:
     values, taps, expected = FAULTS[name]

@@ -32,6 +32,7 @@ def examined(path: Path, target: Target, transcript: Transcript) -> Examination:
     return examine(reading, target, transcript, LENGTH)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tiny.sample([*EIGHT]))
 def test_each_planted_fault_is_found_and_no_other(
     name: str, tmp_path: Path, demo_target: Target, demo_transcript: Transcript
@@ -52,6 +53,7 @@ def test_the_sound_drafter_is_cleared(tmp_path: Path, demo_target: Target, demo_
     assert found.verdict == "sound"
 
 
+@pytest.mark.slow
 def test_a_weak_drafter_is_cleared(tmp_path: Path, demo_target: Target, demo_transcript: Transcript) -> None:
     found = examined(faults.write(tmp_path / "drafter", faults.noise(1.0)), demo_target, demo_transcript)
     assert found.found.as_is.accept_length < 2

@@ -54,6 +54,7 @@ def transcript(read: Reading, target: Target) -> Transcript:
     return Transcript.of(target, prompts, answers, needed_boundaries(read, target))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_all_of_them_are_tried(kind: str, target: Target) -> None:
     read = reading(kind)

@@ -82,6 +82,7 @@ def test_a_folder_as_peft_writes_it_is_a_target_whatever_its_base_is(tmp_path: P
     assert load_tokenizer(of_a_file)("ab").input_ids == [tiny.VOCAB - 3]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}, {"use_dora": True}], ids=str)
 def test_an_adapter_alone_is_its_base_with_the_adapter_merged(

@@ -79,6 +79,7 @@ def save(name: str, path: Path) -> Any:
     return tf.AutoModelForImageTextToText.from_pretrained(path).eval()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MANY)])
 def test_text_is_generated_as_the_whole_model_generates_it(name: str, tmp_path: Path) -> None:
     model = save(name, tmp_path)

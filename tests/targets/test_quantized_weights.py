@@ -69,6 +69,7 @@ def test_weights_stay_as_the_file_has_them(tmp_path: Path, name: str) -> None:
     assert len({embedding_head_fingerprint(one.model, one.layers) for one in (target, plain, short)}) == 1
 
 
+@pytest.mark.every(2)
 @needs_kernels
 @pytest.mark.parametrize(("family", "name"), tiny.sample(list(FAMILIES), ["awq", "gptq", "compressed-int8"]))
 def test_families_with_experts_and_latents(

@@ -141,6 +141,7 @@ def logits_of(model: nn.Module, text: tuple[int, ...]) -> Tensor:
     return tiny.full_forward(model, list(text)).logits[0, -1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another node's state than the last accepted one's the next logits are others, as they are with none."""

@@ -40,6 +40,7 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tree", [None, "chain:4", "dynamic:4,3,8"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_turns_equal_fresh_runs_and_prefill_only_what_is_new(
@@ -60,6 +61,7 @@ def test_turns_equal_fresh_runs_and_prefill_only_what_is_new(
     assert prefilled[3] == 12 + 10 + 5
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tree", [None, "dynamic:4,3,8"])
 def test_an_edited_history_is_cut_where_it_differs(tree: str | None, prefilled: list[int]) -> None:
     prompt = tiny.prompts(20)[0]
@@ -74,6 +76,7 @@ def test_an_edited_history_is_cut_where_it_differs(tree: str | None, prefilled: 
         assert prefilled[-2] == 20 - max(0, place - 1)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", [20, 12, 3, 2, 1])
 def test_asking_the_same_again_drafts_from_the_right_state(length: int) -> None:
     """The prompt is a prefix of what is held: the drafter's last state must be the prompt's, not the answer's."""

@@ -52,6 +52,7 @@ def tokens(done: Sequence[eyas.Completion]) -> list[list[int]]:
     return [each.token_ids for each in done]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_constrained_answers(temperature: float) -> None:
     speculation = base().speculation

@@ -120,6 +120,7 @@ def test_checkpoint_and_tree_are_chosen_together(
     assert report["drafter"] == picked
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_measured_again(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(monkeypatch)
     shutil.move(tmp_path / "run" / "checkpoints" / "step-000030", tmp_path / "kept")

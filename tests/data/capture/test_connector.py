@@ -80,6 +80,7 @@ def compared(own: FeatureStore, other: FeatureStore) -> None:
             torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -292,6 +292,7 @@ def test_two_runs_never_share_an_output(tmp_path: Path, two: tuple[str, str]) ->
     assert len(everything(tmp_path)) == 200
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eyas", "data", "prepare", "stdlib", "--output", str(tmp_path / "out")]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

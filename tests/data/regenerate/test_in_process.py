@@ -68,6 +68,7 @@ def generated(chats: list[Chat]) -> list[tuple[tuple[int, ...], tuple[tuple[int,
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("tree", "batch"), [(None, 1), (None, 3), ("chain:3", 1), ("dynamic:3,2,5", 4)])
 def test_answers_equal_generate(tmp_path: Path, tree: str | None, batch: int) -> None:
     chats = talk(9)
@@ -88,6 +89,7 @@ def test_answers_equal_generate(tmp_path: Path, tree: str | None, batch: int) ->
     assert (stats[-1].drafted_depth > 0) == (tree is not None)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tree", [None, "chain:3"])
 def test_all_turns_equal_asking_one_by_one(tmp_path: Path, tree: str | None) -> None:
     chats = talk(5, turns=3)

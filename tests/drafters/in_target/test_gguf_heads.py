@@ -96,6 +96,7 @@ def drafts(target: Target, drafter: NetworkDrafter, monkeypatch: pytest.MonkeyPa
     return done[0].token_ids, seen
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", tiny.sample([*LAYOUTS]))
 def test_logits_and_drafts_are_those_of_the_same_weights_in_safetensors(
     twins: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ def test_logits_and_drafts_are_those_of_the_same_weights_in_safetensors(
     assert drafts(target, drafter, monkeypatch) == drafts(other, twin, monkeypatch)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "temperature", "tree"),
     [
@@ -128,6 +130,7 @@ def test_output_is_that_of_plain_decoding(twins: Any, name: str, temperature: fl
     equal_to_plain(*loaded(twins(name).file), temperature, tree)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_companion_drafts_as_the_head_in_the_file_does(
     twins: Any, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +184,7 @@ def test_several_heads_are_modules_in_a_row(twins: Any, tmp_path: Path) -> None:
     equal_to_plain(target, drafter, 0.0, "chain:4")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_heads_of_blocks_draft_without_changing_the_output(twins: Any, kind: str, tmp_path: Path) -> None:
     file = twins("glm4moe").write(tmp_path / "blocks.gguf", kind=kind)
@@ -220,6 +224,7 @@ WRONG: dict[str, tuple[Callable[[Twins], dict[str, Any]], str]] = {
 """What is wrong -> changes of a file, and what the message names."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_file_is_refused_by_name(twins: Any, what: str, tmp_path: Path) -> None:
     made = twins("glm4moe")
@@ -247,6 +252,7 @@ def test_a_companion_of_another_model_is_refused_by_name(twins: Any, what: str, 
         loaded(twins("glm4moe").folder, companion)
 
 
+@pytest.mark.slow
 def test_a_companion_drafts_for_the_folder_of_safetensors_as_well(
     twins: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,7 @@ def test_logits_are_those_of_nemotron_s_own_layers(case: Any) -> None:
     torch.testing.assert_close(two_steps(made.drafter)[0], expected[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "temperature", "tree"),
     tiny.sample([*CASES], [0.0, 0.7, 1.0], ["chain:3", "dynamic:3,3,7", "shared:3,3,7"]),

@@ -72,6 +72,7 @@ def from_scratch(made: Case, tokens: list[int], states: Tensor, path: list[int])
     return module.logits(normed[0, -1])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_each_guess_is_that_of_a_pass_over_the_whole_text(
     case: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ def test_guesses_are_those_of_transformers_modules(case: Any, name: str, monkeyp
             torch.testing.assert_close(ours, logits[0, depth], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "temperature", "tree"),
     tiny.sample([*CASES], [0.0, 0.7, 1.0], ["chain:5", "dynamic:5,3,9", "shared:3,3,7"]),

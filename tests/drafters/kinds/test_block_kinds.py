@@ -317,6 +317,7 @@ def draft(drafter: NetworkDrafter, tree: str, temperature: float = 0.0) -> Draft
     return drafter.draft(rows, parse_tree(tree), sampler.coupling(rows, True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "vocabulary", "tree"), tiny.sample([*VARIANTS], [tiny.VOCAB, 40], ["chain:4", "dynamic:4,3,12"])
 )
@@ -393,6 +394,7 @@ def plain_at(temperature: float) -> list[list[int]]:
     return [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(requests_at(temperature))]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
     target = tiny.target()

@@ -50,6 +50,7 @@ def tokens_of(done: list[Completion]) -> list[list[int]]:
     return [one.token_ids for one in done]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("temperature", "tree", "batch"),
     [

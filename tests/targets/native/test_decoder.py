@@ -132,6 +132,7 @@ def test_traced_states_are_those_of_serving(
     check_trace(native_target(folders, name, dtype), monkeypatch, BOUNDARIES)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
 def test_traced_states_of_recurrent_layers_are_those_of_serving(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny.as_loaded(name, "float32")

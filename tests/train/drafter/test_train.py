@@ -82,6 +82,7 @@ def test_training_lowers_the_loss_and_resumes(target: Path, chats: Path, tmp_pat
     assert weights[0] == weights[1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "kind",
     ["eagle3.1", "dspark", "peagle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "lilicorr"))],

@@ -45,6 +45,7 @@ def recipe(chats: Path, output: Path, **more: Any) -> LmConfig:
     )
 
 
+@pytest.mark.slow
 def test_target_trains_grows_and_loads(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = list(itertools.islice(library_modules(), 40))
     monkeypatch.setattr(corpus, "library_modules", lambda: few)
@@ -117,6 +118,7 @@ def test_the_loss_against_repetition_is_least_where_probabilities_decay() -> Non
     assert (certain.grad[3:] < 0).all()  # a step down the gradient makes repetition less probable
 
 
+@pytest.mark.slow
 def test_training_against_repetition_learns_both(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = list(itertools.islice(library_modules(), 40))
     monkeypatch.setattr(corpus, "library_modules", lambda: few)
