@@ -113,8 +113,11 @@ def test_differences_name_the_key_and_what_sets_it() -> None:
     before = {"sampling": {"seed": 1, "top_p": 1.0}, "turns": "last", "gone": {}}
     assert differences(before, dict(before)) == []
     now = {"sampling": {"seed": 2, "top_p": 1.0}, "turns": "last", "gone": {}, "max_length": 9}
-    flags = {"sampling.seed": "--seed"}
-    assert differences(before, now, flags.get) == ["sampling.seed was 1, is 2 (--seed)", "max_length was None, is 9"]
+    parameters = {"sampling.seed": "seed"}
+    assert differences(before, now, parameters.get) == [
+        "sampling.seed was 1, is 2 (`seed=`)",
+        "max_length was None, is 9",
+    ]
 
 
 class Part(StrictModel):

@@ -107,19 +107,20 @@ def assign(values: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 
 def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], option: Callable[[str], str | None] = lambda _: None
+    before: Mapping[str, Any], now: Mapping[str, Any], parameter: Callable[[str], str | None] = lambda _: None
 ) -> list[str]:
-    """The settings that differ, key by key: `sampling.seed was 1, is 2 (--seed)`.
+    """The settings that differ, key by key: `sampling.seed was 1, is 2 (`seed=`)`.
 
-    `option` maps a dotted key to the flag that sets it, or to None.
+    `parameter` maps a dotted key to the parameter that sets it, or to None.
     """
     old = flat(before)
     new = flat(now)
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):
-            flag = option(key)
-            lines.append(f"{key} was {old.get(key)!r}, is {new.get(key)!r}{f' ({flag})' if flag else ''}")
+            name = parameter(key)
+            hint = f" (`{name}=`)" if name else ""
+            lines.append(f"{key} was {old.get(key)!r}, is {new.get(key)!r}{hint}")
     return lines
 
 

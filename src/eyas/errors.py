@@ -1,4 +1,9 @@
-"""The exception tree. Every message says what is wrong and what to do about it."""
+"""The exception tree. Every message says what is wrong and what to do about it.
+
+A message names a parameter as a Python caller writes it, in backticks and with its equals sign: `` `draft_window=` ``,
+or with a value `` `dtype=float32` ``. The command line shows it as the option that sets it
+(`eyas.cli.common.aliases.in_options`).
+"""
 
 from __future__ import annotations
 
@@ -104,8 +109,8 @@ class PassMemoryError(EyasError):
 
     def __init__(self, tokens: int) -> None:
         super().__init__(
-            f"memory ran out in a pass of {tokens} tokens: use shorter prompts, a smaller --batch-size or --dtype, or "
-            "--quantize int8 or int4"
+            f"memory ran out in a pass of {tokens} tokens: use shorter prompts, a smaller `batch_size=` or `dtype=`, "
+            "or `quantize=` int8 or int4"
         )
         self.tokens = tokens
 

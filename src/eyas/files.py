@@ -389,6 +389,6 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def refuse_used(path: Path) -> None:
-    """Raise UsageError if the path of --fix exists and isn't an empty folder."""
+    """Raise UsageError if the path exists and isn't an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"--fix {path} exists and isn't empty: choose a new folder")
+        raise UsageError(f"`fix={path}` exists and isn't empty: choose a new folder")

@@ -53,19 +53,19 @@ class TargetOptions:
         if self.kernels not in (None, "triton"):
             raise UsageError(f"unknown kernels {self.kernels!r}: write triton, or leave them out")
         if self.kernels is not None and (self.compiled or self.attention is not None):
-            raise UsageError("--kernels triton replaces the model's modules: leave out --compile and --attention")
+            raise UsageError("`kernels=triton` replaces the model's modules: leave out `compiled=` and `attention=`")
         if self.kernels is not None and (str(self.device) == "cpu" or self.quantize is not None):
-            raise UsageError("--kernels triton runs on a GPU: leave out --device cpu and --quantize")
+            raise UsageError("`kernels=triton` runs on a GPU: leave out `device=cpu` and `quantize=`")
         modules = self.compiled or self.attention is not None or str(self.device).startswith("cuda")
         if self.kv_cache_dtype != "auto" and (modules or self.kernels is not None):
             raise UsageError(
-                "--kv-cache-dtype int8 needs native passes, on a CPU: leave out --device, --kernels, --compile and "
-                "--attention"
+                "`kv_cache_dtype=int8` needs native passes, on a CPU: leave out `device=`, `kernels=`, `compiled=` and "
+                "`attention=`"
             )
         if self.quantize is not None and self.compiled:
-            raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")
+            raise UsageError("`quantize=` needs eyas's own kernels, which aren't compiled: leave out `compiled=`")
         if self.eager and (self.compiled or str(self.device) == "cpu"):
-            raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out --enforce-eager")
+            raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out `eager=`")
         find_target(self.model)
 
 
@@ -99,6 +99,6 @@ class EngineOptions:
             raise UsageError("a tree needs a drafter to grow it: give a draft model, or a method that needs none")
         auto = isinstance(self.tree, str) and is_auto(self.tree)
         if self.costs is not None and not auto:
-            raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
+            raise UsageError("`costs=` are measured for `tree=auto` only: leave them out, or ask for auto")
         if isinstance(self.tree, str) and not auto:
             read_tree(self.tree)

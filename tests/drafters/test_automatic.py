@@ -71,8 +71,7 @@ def test_heads_in_the_file_come_next_also_with_copies(tmp_path: Path, told: Any)
     assert isinstance(found(model, method="+suffix"), HybridDrafter)
     assert told()[-1] == "drafter: MTP heads, in the model's file"
     assert advice(model) == (
-        f"{model} comes with a drafter, MTP heads in the model's file: --method mtp drafts with it; "
-        f"eyas bench methods {model} --method mtp --prompt-file PROMPTS measures what it gains here"
+        f"{model} comes with a drafter, MTP heads in the model's file: `method=mtp` drafts with it"
     )
 
 

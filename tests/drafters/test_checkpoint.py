@@ -229,7 +229,7 @@ def test_pickles_are_read_only_when_named_and_never_run(
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"found none; .*--draft-weights pytorch_model\.bin"):
+    with pytest.raises(CheckpointError, match=r"found none; .*`draft_weights=pytorch_model\.bin"):
         load_network(tmp_path)
     assert equal(load_network(tmp_path, weights="pytorch_model.bin"), module)
     for content in (Evil(), {"fc.weight": Evil()}):

@@ -133,9 +133,9 @@ class TestQuantizedDrafters:
         saved(tmp_path)
         with pytest.raises(UsageError, match="unknown quantization 'int2' of a drafter: write int8, int4 or off"):
             load_drafter(tmp_path, tiny.target(), quantize="int2")
-        with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
+        with pytest.raises(UsageError, match="`draft_quantize=` is for drafters with weights, and ngram has none"):
             make_drafter(DrafterOptions(method="ngram", quantize="int8"), tiny.target())
-        with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
+        with pytest.raises(UsageError, match="`draft_quantize=` is for drafters with weights, and ngram has none"):
             make_drafter(DrafterOptions(method="ngram", quantize="off"), tiny.target())
         monkeypatch.setattr("eyas.drafters.loading.kernels", lambda: None)
         with pytest.raises(UsageError, match="on a CPU with eyas's own kernels only"):

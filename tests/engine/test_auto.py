@@ -179,7 +179,7 @@ def test_load_makes_a_controller(tmp_path_factory: pytest.TempPathFactory) -> No
     request = Request((5, 9, 30, 7), SamplingParams(max_tokens=30))
     assert engine.generate([request])[0].token_ids == load(model, device="cpu").generate([request])[0].token_ids
     assert engine.controller.snapshot().rounds > 0
-    with pytest.raises(UsageError, match="costs are measured for --tree auto only"):
+    with pytest.raises(UsageError, match="`costs=` are measured for `tree=auto` only"):
         load(model, drafter, tree="chain:2", costs=kept)
     with pytest.raises(UsageError, match="unknown tree 'auto:x'"):
         load(model, drafter, tree="auto:x")

@@ -67,7 +67,7 @@ def test_safeailab_eagle1(bias: bool, qkv: bool, layers: int, head: bool, pickle
     config |= ({} if bias else {"bias": False}) | ({"qkv_bias": True} if qkv else {})
     re.directory(tmp_path, config, tensors, pickled=pickled)
     if pickled:
-        with pytest.raises(CheckpointError, match="--draft-weights"):
+        with pytest.raises(CheckpointError, match="`draft_weights="):
             open_checkpoint(tmp_path)
     checkpoint, found = read(tmp_path, weights="pytorch_model.bin" if pickled else None)
     same(found, tensors)

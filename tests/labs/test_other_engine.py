@@ -22,7 +22,7 @@ def test_vllms_line() -> None:
 
 def test_a_program_that_is_not_there() -> None:
     for command in ("no-such-program serve", ""):
-        with pytest.raises(UsageError, match=rf"--engine-command: there is no program '{command}' on this machine"):
+        with pytest.raises(UsageError, match=rf"`engine_command=`: there is no program '{command}' on this machine"):
             EngineProgram("vllm", command).line("m", 1)
-    with pytest.raises(UsageError, match=r"vLLM isn't installed here: --engine-command says where it is"):
+    with pytest.raises(UsageError, match=r"vLLM isn't installed here: `engine_command=` says where it is"):
         EngineProgram("vllm").line("m", 1)

@@ -255,5 +255,5 @@ def test_filling_up() -> None:
 
 
 def test_a_cpu_has_no_graphs() -> None:
-    with pytest.raises(UsageError, match="--enforce-eager"):
+    with pytest.raises(UsageError, match="`eager=`"):
         load_target(TOY_TARGET, device="cpu", eager=True)

@@ -207,7 +207,7 @@ def test_no_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Excep
         raise error
 
     monkeypatch.setattr(torch, "zeros", fail)
-    with pytest.raises(CacheMemoryError, match=r"2 slots x 512 tokens .* smaller --batch-size"):
+    with pytest.raises(CacheMemoryError, match=r"2 slots x 512 tokens .* smaller `batch_size="):
         cache.reserve(300)
     assert cache.capacity == 4
 

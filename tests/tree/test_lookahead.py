@@ -78,5 +78,5 @@ def test_no_row_has_more_nodes_than_its_spec_says(window: int, ngram: int, guess
 
 
 def test_nobody_else_grows_them() -> None:
-    with pytest.raises(UsageError, match="made by --method lookahead only"):
+    with pytest.raises(UsageError, match="made by `method=lookahead` only"):
         LookaheadTree(5, 3, 4).start(1, CPU)

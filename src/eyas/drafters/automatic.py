@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -101,17 +100,14 @@ def advice(model: str | Path) -> str | None:
         opened = None if file is None else Gguf(file)
         beside = None if opened is None or holds_heads(opened) else companion_of(opened)
         if beside is not None:
-            return f"{model} has a drafter beside it, {beside.name}: {_how(model)}"
+            return f"{model} has a drafter beside it, {beside.name}: {_USE}"
         told = heads_of_model(model) if opened is None else _heads_in(opened)
     except EyasError:  # whatever it is, loading the model reports it
         return None
-    return None if told is None else f"{model} comes with a drafter, MTP heads {told}: {_how(model)}"
+    return None if told is None else f"{model} comes with a drafter, MTP heads {told}: {_USE}"
 
 
-def _how(model: str | Path) -> str:
-    """How a target's own MTP heads are used, and what says what they gain: that depends on model, machine and texts."""
-    measure = f"eyas bench methods {shlex.quote(str(model))} --method mtp --prompt-file PROMPTS"
-    return f"--method mtp drafts with it; {measure} measures what it gains here"
+_USE = "`method=mtp` drafts with it"
 
 
 def _headers(folder: Path) -> Headers:

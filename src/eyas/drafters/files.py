@@ -143,7 +143,7 @@ def weight_files(path: Path) -> list[Path]:
     if len(files) == 1:
         return [path / files[0]]
     pickles = _pickles(path)
-    hint = f"; {pickles[0]} is a pickle, read it only if you trust it: --draft-weights {pickles[0]}" if pickles else ""
+    hint = f"; {pickles[0]} is a pickle, read it only if you trust it: `draft_weights={pickles[0]}`" if pickles else ""
     found = f"several ({', '.join(files)}) and no index" if files else "none"
     raise CheckpointError(f"{path} should hold one .safetensors file, found {found}{hint}")
 

@@ -160,7 +160,7 @@ def _check_heads(options: DrafterOptions) -> None:
 def _check_small_lm(options: DrafterOptions) -> None:
     """Refuse options that a small language model can't have. Raises UsageError."""
     if options.window is not None:
-        raise UsageError(f"{options.source} is a language model, which has no window: leave out --draft-window")
+        raise UsageError(f"{options.source} is a language model, which has no window: leave out `draft_window=`")
     if options.weights is not None or options.ignore_config_keys:
         raise UsageError(f"{options.source} is a language model: leave out the drafter's weights and config keys")
 
@@ -240,7 +240,7 @@ def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> Win
     pairs: int = (own or trained_window(trained, positions)) if choice == "auto" else choice
     refusal = config.window_refusal(pairs)
     if refusal is not None:
-        raise UsageError(f"--draft-window {choice}: this drafter can't, {refusal}")
+        raise UsageError(f"`draft_window={choice}`: this drafter can't, {refusal}")
     return pairs
 
 

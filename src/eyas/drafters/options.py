@@ -128,22 +128,22 @@ class DrafterOptions:
         if not read_method(self.method).drafter:
             name = self.method
             if self.window is not None:
-                raise UsageError(f"--draft-window is for drafters that are networks, and {name} is none: leave it out")
+                raise UsageError(f"`draft_window=` is for drafters that are networks, and {name} is none: leave it out")
             if self.quantize is not None:
-                raise UsageError(f"--draft-quantize is for drafters with weights, and {name} has none: leave it out")
+                raise UsageError(f"`draft_quantize=` is for drafters with weights, and {name} has none: leave it out")
         if self.source == AUTO:
             self._check_auto()
         elif self.source is not None:
             found = Path(find_drafter(self.source))
             if self.weights is not None and found.is_dir() and not (found / self.weights).is_file():
-                raise CheckpointError(f"--draft-weights {self.weights}: {self.source} holds no such file")
+                raise CheckpointError(f"`draft_weights={self.weights}`: {self.source} holds no such file")
 
     def _check_auto(self) -> None:
         """Refuse options that say more about a drafter than that it is looked for. Raises UsageError."""
         if read_method(self.method).kind is not None:
-            raise UsageError(f"--draft-model {AUTO} takes what it finds: leave out --method {self.method}, or {AUTO}")
+            raise UsageError(f"`draft_model={AUTO}` takes what it finds: leave out `method={self.method}`, or {AUTO}")
         if self.weights is not None or self.ignore_config_keys:
-            raise UsageError(f"--draft-model {AUTO} takes drafters as they are: leave out how one is read")
+            raise UsageError(f"`draft_model={AUTO}` takes drafters as they are: leave out how one is read")
 
 
 def check_quantize(quantize: str | None) -> None:
@@ -157,8 +157,8 @@ def check_source(method: str | None, source: str | Path | None) -> None:
     parsed = read_method(method if source is None else method_of(method, Path(source).name))
     if source is None and not parsed.alone:
         raise UsageError(
-            f"{'drafting' if method is None else f'method {method}'} needs a drafter: give one with --draft-model, or "
-            f"a --method that needs none: {', '.join(methods_without_drafter())}"
+            f"{'drafting' if method is None else f'method {method}'} needs a drafter: give one with `draft_model=`, or "
+            f"a `method=` that needs none: {', '.join(methods_without_drafter())}"
         )
     if source is not None and not parsed.drafter:
-        raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
+        raise UsageError(f"`method={method}` needs no drafter: leave out {source}, or the method")

@@ -16,7 +16,7 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     spec = tree or own
     if spec.method != own.method:
         raise UsageError(
-            "trees lookahead:W,N,G are for the method lookahead, which takes no other: leave out --tree, or give one "
+            "trees lookahead:W,N,G are for the method lookahead, which takes no other: leave out `tree=`, or give one "
             "that the method has"
         )
     if spec.max_fanout > drafter.max_fanout:

@@ -111,7 +111,7 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict) or any(key not in content for key in keys):
-        raise UsageError(f"{path} lacks {', '.join(keys)}: give a file written by eyas verify --json or eyas bench -o")
+        raise UsageError(f"{path} lacks {', '.join(keys)}: give the JSON of a certificate and of a benchmark")
     return content
 
 
@@ -119,9 +119,9 @@ def _certificate(path: Path, folder: Path) -> dict[str, Any]:
     """The certificate; UsageError if it doesn't certify this drafter."""
     found = _read(path, ("equal", "errors", "cells", "model", "draft_model", "promise"))
     if not found["equal"] or found["errors"]:
-        raise UsageError(f"{path} says that speculation changes tokens, or that rows failed: run eyas verify again")
+        raise UsageError(f"{path} says that speculation changes tokens, or that rows failed: verify it again")
     if Path(found["draft_model"]).resolve() != folder.resolve():
-        raise UsageError(f"{path} is about {found['draft_model']}, not {folder}: run eyas verify for this drafter")
+        raise UsageError(f"{path} is about {found['draft_model']}, not {folder}: verify this drafter")
     return found
 
 
@@ -132,11 +132,11 @@ def _bench(path: Path, folder: Path) -> dict[str, Any]:
     """
     found = _read(path, ("lines", "machine", "settings", "errors"))
     if found["errors"]:
-        raise UsageError(f"{path} says that rows failed: run eyas bench again")
+        raise UsageError(f"{path} says that rows failed: measure it again")
     drafters = found["settings"].get("drafters", [])
     if {Path(each).resolve() for each in drafters} != {folder.resolve()}:
         raise UsageError(
-            f"{path} is about {' and '.join(drafters) or 'no drafter'}, not {folder}: run eyas bench for this drafter"
+            f"{path} is about {' and '.join(drafters) or 'no drafter'}, not {folder}: measure this drafter"
         )
     return found
 

@@ -64,14 +64,14 @@ class EngineProgram:
         """The command that starts a server with these arguments. Raises UsageError if the engine isn't installed."""
         named = None if self.command is None else shlex.split(self.command)
         if named is not None and (not named or shutil.which(named[0]) is None):
-            raise UsageError(f"--engine-command: there is no program {' '.join(named)!r} on this machine")
+            raise UsageError(f"`engine_command=`: there is no program {' '.join(named)!r} on this machine")
         from eyas.interop.serving.commands import invocation
         from eyas.interop.serving.engines import ENGINES
 
         engine = ENGINES[self.engine]
         program = engine.find() if named is None else named
         if program is None:
-            raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
+            raise UsageError(f"{engine.title} isn't installed here: `engine_command=` says where it is on all machines")
         address = ["--host", "127.0.0.1", "--port", str(port)]
         start = invocation(engine.consumers[0], target_as_file(model), None, program)
         return [*start, *address, *arguments, *self.options]

@@ -42,11 +42,12 @@ class Machine(NamedTuple):
     """Memory bandwidth in GB/s."""
 
 
-def known_machine(name: str, option: str = "--machine") -> Machine:
+def known_machine(name: str, parameter: str = "machine") -> Machine:
     """The GPU in `PUBLISHED` whose name is part of `name`; UsageError, listing them all, if there is none."""
     found = [known for known in PUBLISHED if known.lower() in name.lower()]
     if not found:
-        raise UsageError(f"{option} {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
+        known = ", ".join(PUBLISHED)
+        raise UsageError(f"`{parameter}={name}` is unknown: use {known}, or give `tflops=` and `bandwidth=`")
     best = max(found, key=len)  # "A100" also contains "A10"
     tflops, bandwidth = PUBLISHED[best]
     return Machine(best, tflops * COMPUTE_SHARE, bandwidth * BANDWIDTH_SHARE)
@@ -76,8 +77,8 @@ def cluster_of(text: str) -> Cluster:
     found = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text)
     nodes, each = (int(found[1] or 1), int(found[2])) if found else (0, 0)
     if found is None or not nodes or not each:
-        raise UsageError(f"--machines {text}: write how many of which GPU, such as 8xH100, or 4x8xH100 for 4 machines")
-    return Cluster(known_machine(found[3], "--machines"), nodes, each)
+        raise UsageError(f"`machines={text}`: write how many of which GPU, such as 8xH100, or 4x8xH100 for 4 machines")
+    return Cluster(known_machine(found[3], "machines"), nodes, each)
 
 
 def this_machine() -> Machine:

@@ -414,7 +414,7 @@ class PlannedDrafter:
     def why(self, config: Any, taps: tuple[int, ...], *, given: bool) -> str:
         """The reason for these taps in words; `given`: whether they were set by the user."""
         if self.is_block and not given:
-            return f"taps for {self.layers} draft layers: capture with --taps {','.join(map(str, taps))}"
+            return f"taps for {self.layers} draft layers: capture with `taps={','.join(map(str, taps))}`"
         return why_taps(config, taps)
 
     def work(self, size: ModelSize, work: Workload) -> Workload:

@@ -84,13 +84,13 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
         if key is not None:
-            raise UsageError(f"--ssl-keyfile {key} needs its certificate: give --ssl-certfile, too")
+            raise UsageError(f"`ssl_keyfile={key}` needs its certificate: give `ssl_certfile=`, too")
         return None
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:  # without an explicit password, OpenSSL would prompt for one on the terminal
         made.load_cert_chain(certificate, key, password="")
     except OSError as error:
-        files = f"--ssl-certfile {certificate}" + ("" if key is None else f" --ssl-keyfile {key}")
+        files = f"`ssl_certfile={certificate}`" + ("" if key is None else f" `ssl_keyfile={key}`")
         raise UsageError(
             f"{files}: give a PEM certificate and the unencrypted key that belongs to it ({error.strerror or error})"
         ) from error

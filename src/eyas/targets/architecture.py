@@ -244,7 +244,7 @@ def refuse_encoder(model: Any, token: Tensor) -> None:
         if not model(input_ids=token, use_cache=False).logits.isfinite().all():
             raise ModelError(
                 f"the weights of this {model.config.model_type} compute no numbers (NaN or infinity): the checkpoint "
-                "is damaged, or its dtype too narrow for it; download it again, or use --dtype float32"
+                "is damaged, or its dtype too narrow for it; download it again, or use `dtype=float32`"
             )
         raise UnsupportedModelError(
             f"{model.config.model_type} is an encoder: its tokens attend to later ones; use a decoder, or set "

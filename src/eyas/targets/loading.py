@@ -113,13 +113,11 @@ def load_target(
     name = find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or native_kernels() is None):
         raise UsageError(
-            f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no --compile; "
+            f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no `compiled=`; "
             "elsewhere load a checkpoint quantized by torchao, AWQ or GPTQ"
         )
     if eager and (torch_device.type != "cuda" or compiled):
-        raise UsageError(
-            "a CPU and a compiled target have no CUDA graphs to turn off: leave out eager (--enforce-eager)"
-        )
+        raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out `eager=`")
     config = read_config(name)
     refuse_unsupported(model_class(config), config)
     stored = dequantize_at_load(config, torch_device)
@@ -177,7 +175,7 @@ def quantize_kv_cache(target: Target, kv_cache_dtype: str) -> None:
     if kv_cache_dtype == "int8" and target.native is None:
         raise UnsupportedModelError(
             f"an int8 cache needs native passes, but {type(target.model).__name__} runs its modules here: leave out "
-            "--kv-cache-dtype"
+            "`kv_cache_dtype=`"
         )
     target.kv_in_codes = kv_cache_dtype == "int8"
 
@@ -487,7 +485,7 @@ def resolve_device(name: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"unknown device {name!r}: write cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+        raise UsageError("`device=cuda`: this PyTorch sees no CUDA device; use `device=cpu`")
     return device
 
 

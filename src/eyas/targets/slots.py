@@ -319,7 +319,7 @@ class SlotCache:
         gib = count * slots * capacity * _column_bytes(shape, self._dtype, self.in_codes) / 2**30
         why = (
             f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
-            "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
+            "smaller `batch_size=`, shorter prompts, fewer `max_tokens=` or a smaller `dtype=`"
         )
         # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
         dense = self._dense is None or capacity <= self._dense

@@ -364,7 +364,7 @@ class RecurrentStates(SlotStates):
 
 def memory_for_states(slots: int) -> AbstractContextManager[None]:
     """A context that allocates the states of `slots` slots: raises CacheMemoryError if memory runs out."""
-    why = f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
+    why = f"no memory for the recurrent states of {slots} sequences: use a smaller `batch_size=`"
     return out_of_memory_as(lambda: CacheMemoryError(why))
 
 

@@ -124,7 +124,7 @@ class FinalNorm:
         if leaving.shape != (1, 1, target.hidden_size) or not torch.allclose(self(leaving[0]), expected):
             raise UnsupportedModelError(
                 f"{target.config.model_type} does more to its last layer's states than to norm them: capture with "
-                "eyas's own pass (leave out --engine)"
+                "eyas's own pass (leave out `engine=`)"
             )
 
     @torch.no_grad()

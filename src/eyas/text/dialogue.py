@@ -113,7 +113,7 @@ def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
         return None
     return (
         f"{empty} of {len(dialogues)} answers are empty: their prompts are raw text, but there is a chat template; "
-        "to apply it, leave out --raw, and `raw` in prompt files"
+        "to apply it, leave out `raw=`, and `raw` in prompt files"
     )
 
 

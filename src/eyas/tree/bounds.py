@@ -21,6 +21,6 @@ def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
         if size is not None and size < least:
             raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
         if size is not None and size > most:
-            raise UsageError(f"{kind} tree: {name} must be at most {most}, got {size}; choose a smaller tree (--tree)")
+            raise UsageError(f"{kind} tree: {name} must be at most {most}, got {size}; choose a smaller `tree=`")
     if not 0.0 <= threshold < 1.0:
         raise UsageError(f"{kind} tree: threshold must be in [0, 1), got {threshold}")

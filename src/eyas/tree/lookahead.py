@@ -54,7 +54,7 @@ class LookaheadTree(TreeSpec):
         return filled + self.guesses * self.depth
 
     def start(self, *_: object) -> NoReturn:
-        raise UsageError("lookahead:W,N,G trees are made by --method lookahead only: give another tree")
+        raise UsageError("lookahead:W,N,G trees are made by `method=lookahead` only: give another tree")
 
 
 class Branches(NamedTuple):

@@ -65,7 +65,7 @@ PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "mc_sim_7b_63": _MEDU
 
 _FORMS = (
     "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES[,THRESHOLD] or shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]] "
-    "(parts in brackets are optional); with --method lookahead: lookahead:W,N,G"
+    "(parts in brackets are optional); with `method=lookahead`: lookahead:W,N,G"
 )
 
 

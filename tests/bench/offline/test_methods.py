@@ -64,7 +64,7 @@ def test_a_name_is_a_drafters_a_kind_or_two_of_them() -> None:
     ]
     assert named_choices(["eagle1"], one) == [MethodChoice("eagle1", "m", "eagle1")]  # refused by kind when opened
     for name, drafters in (("eagle3", {}), ("eagle1", two), ("eagle1+ngram", two)):
-        with pytest.raises(UsageError, match=r"needs one drafter: give --draft-model eagle[13]=PATH"):
+        with pytest.raises(UsageError, match=r"needs one drafter: give `draft_model=eagle[13]=PATH"):
             named_choices([name], drafters)
     assert named_choices(["mine+suffix"], one) == [MethodChoice("mine+suffix", "m", "+suffix")]
     with pytest.raises(UsageError, match=r"magic is no kind of draft model; write one of .*eagle3"):

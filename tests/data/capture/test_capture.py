@@ -84,7 +84,7 @@ def test_a_folder_that_is_something_else(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "store")
     other = prepare(tmp_path / "store", states="bf16", longest=20)
     with pytest.raises(
-        StoreError, match=r"layout.states was 'fp8', is 'bf16' \(--states\); longest was 100, is 20 \(--max"
+        StoreError, match=r"layout.states was 'fp8', is 'bf16' \(`states=`\); longest was 100, is 20 \(`max_"
     ):
         other.begun().__enter__()
     (tmp_path / "notes").write_text("mine")
@@ -165,9 +165,9 @@ def test_a_disk_that_is_too_small_is_refused_with_what_would_fit(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free))
     needed = f"needs {prepared.total_bytes:,} bytes"
-    with pytest.raises(StoreError, match=needed + r".*--states fp8 --final answers \(.* of the 29 rows") as refusal:
+    with pytest.raises(StoreError, match=needed + r".*`states=fp8` `final=answers` \(.* of the 29 rows") as refusal:
         prepared.begun().__enter__()
-    assert "--states bf16 --final answers" not in str(refusal.value)
+    assert "`states=bf16` `final=answers`" not in str(refusal.value)
     assert not list((tmp_path / "store").glob("*.safetensors"))
 
 
@@ -253,7 +253,7 @@ def test_taps(tmp_path: Path) -> None:
     everywhere = prepare(tmp_path, taps=(2, 5), final="all").settings
     assert everywhere.taps == (2, 5)
     assert everywhere.layout.taps == (2,)  # the final state isn't stored twice
-    with pytest.raises(StoreError, match=r"boundary 5 is the final state at every position.*use --final all"):
+    with pytest.raises(StoreError, match=r"boundary 5 is the final state at every position.*use `final=all`"):
         prepare(tmp_path, taps=(2, 5))
     with pytest.raises(RequestError, match="boundaries"):
         prepare(tmp_path, taps=(2, 6))

@@ -123,7 +123,7 @@ def test_what_is_missing_is_made_again_and_nothing_else(connect: Any, tmp_path: 
 
 def test_states_of_two_engines_are_not_mixed(connect: Any, tmp_path: Path) -> None:
     captured(tmp_path / "store")
-    with pytest.raises(StoreError, match=r"engine was 'eyas', is 'vllm' \(--engine\)"):
+    with pytest.raises(StoreError, match=r"engine was 'eyas', is 'vllm' \(`engine=`\)"):
         connect(tmp_path / "store").prepared.begun().__enter__()
 
 

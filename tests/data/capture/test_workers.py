@@ -72,7 +72,7 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare(tmp_path / "here")
     make = CaptureWorkerMaker(TOY_TARGET, "float32", None, tmp_path / "there", prepared.settings)
-    with pytest.raises(StoreError, match="--output must be a folder that all machines share"):
+    with pytest.raises(StoreError, match="`output=` must be a folder that all machines share"):
         make()
     monkeypatch.setattr(workers, "VISIBILITY_TIMEOUT", 0.0)
     elsewhere = partial(made, tmp_path / "there", prepared.settings)

@@ -217,7 +217,7 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(builtins, "__import__", missing)
     monkeypatch.setattr("eyas.data.chats.config.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install 'eyas\[data\]', or use --near-duplicates off"):
+    with pytest.raises(UsageError, match=r"pip install 'eyas\[data\]', or use `near_duplicates=off`"):
         run(tmp_path / "1", file, near_duplicates=0.8)
     assert not (tmp_path / "1" / "out").exists()
     report = run(tmp_path / "2", file)

@@ -255,7 +255,7 @@ def test_settings_must_stay(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with endpoint() as server:
         regenerate(chats, output, answerer(server))
-        with pytest.raises(UsageError, match=r"model was 'big', is 'small' \(--model\)"):
+        with pytest.raises(UsageError, match=r"model was 'big', is 'small' \(`model=`\)"):
             regenerate(chats, output, answerer(server, ASK.model_copy(update={"model": "small"})))
         with pytest.raises(UsageError, match="turns was 'last', is 'all'"):
             regenerate(chats, output, answerer(server), RewriteRule("all"))

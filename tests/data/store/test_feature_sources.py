@@ -176,9 +176,9 @@ def test_rows_cut_shorter_than_asked_are_not_there(store: Made) -> None:
 
 def test_taps_and_targets_it_was_not_captured_for(store: Made) -> None:
     made = store()
-    with pytest.raises(StoreError, match=r"holds taps \[1, 2, 4\], not \[3\]: capture it again with --taps 1,3"):
+    with pytest.raises(StoreError, match=r"holds taps \[1, 2, 4\], not \[3\]: capture it again with `taps=1,3`"):
         StoreSource(made, batches(made), (1, 3))
-    with pytest.raises(StoreError, match=r"not \[5\]: capture it again with --final all, or train"):
+    with pytest.raises(StoreError, match=r"not \[5\]: capture it again with `final=all`, or train"):
         StoreSource(made, batches(made), (5,))
     other = Target(tiny.build_model("llama", seed=9))
     with pytest.raises(StoreError, match="captured from another target: tiny, 4 layers, fingerprint"):

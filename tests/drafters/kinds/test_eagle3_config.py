@@ -85,7 +85,7 @@ def test_contradicting_taps_are_refused() -> None:
 
 def test_unknown_keys_are_refused_by_name_unless_ignored() -> None:
     raw = {**BASE, "mystery": 1, "other": 2}
-    with pytest.raises(ConfigError, match=r"config.json: unknown keys mystery, other: .*--ignore-config-key"):
+    with pytest.raises(ConfigError, match=r"config.json: unknown keys mystery, other: .*`ignore_config_keys="):
         config_from_dict(raw, "config.json")
     with pytest.raises(ConfigError, match="unknown key other:"):
         config_from_dict(raw, "config.json", ignore=["mystery"])

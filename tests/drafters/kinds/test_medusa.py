@@ -123,7 +123,7 @@ def test_a_pickle_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     tensors = published()
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    with pytest.raises(CheckpointError, match=r"--draft-weights medusa_lm_head\.pt"):
+    with pytest.raises(CheckpointError, match=r"`draft_weights=medusa_lm_head\.pt"):
         load_network(tmp_path)
     network = load_network(tmp_path, weights="medusa_lm_head.pt")
     state = torch.randn(tiny.HIDDEN)

@@ -199,7 +199,7 @@ def test_other_trees_are_refused_and_so_are_its_trees_for_others() -> None:
         tree_for(drafter, parse_tree("chain:4"))
     with pytest.raises(UsageError, match="for the method lookahead"):
         tree_for(tiny.eagle3_drafter(), parse_tree("lookahead:5,3,4"))
-    with pytest.raises(UsageError, match="lookahead has a window: write --tree auto"):
+    with pytest.raises(UsageError, match="lookahead has a window: write `tree=auto`"):
         make_controller(tiny.target(), drafter, "auto:chain", 1)
     with pytest.raises(UsageError, match="ngram must be at least 3"):
         LookaheadDrafter(torch.device("cpu"), tiny.VOCAB, 5, 2, 4)

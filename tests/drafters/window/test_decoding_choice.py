@@ -42,7 +42,7 @@ def test_the_window_of_a_drafter(
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle", "mlp", "medusa"])
 def test_kinds_that_have_none(kind: str, tmp_path: Path) -> None:
     save_network(tiny.network(kind), tmp_path)
-    with pytest.raises(UsageError, match="--draft-window 8: this drafter can't, it"):
+    with pytest.raises(UsageError, match="`draft_window=8`: this drafter can't, it"):
         load_drafter(tmp_path, tiny.target(), window="8")
     assert pairs_of(load_drafter(tmp_path, tiny.target(), window="off")) is None
 
@@ -57,9 +57,9 @@ def test_windows_that_do_not_fit(tmp_path: Path) -> None:
     save_network(tiny.eagle3_module(taps=[1, 2, 4], rope_parameters=rope), tmp_path / "dynamic")
     with pytest.raises(UsageError, match="RoPE of type dynamic changes with the length"):
         load_drafter(tmp_path / "dynamic", tiny.target(), window="auto")
-    with pytest.raises(UsageError, match="--draft-window 0: write a number"):
+    with pytest.raises(UsageError, match="`draft_window=0`: write a number"):
         load_drafter(tmp_path, tiny.target(), window="0")
-    with pytest.raises(UsageError, match="--draft-window is for drafters that are networks, and ngram is none"):
+    with pytest.raises(UsageError, match="`draft_window=` is for drafters that are networks, and ngram is none"):
         make_drafter(DrafterOptions(method="ngram", window="8"), tiny.target())
 
 

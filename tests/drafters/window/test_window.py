@@ -28,7 +28,7 @@ def test_a_window_holds_three_quarters_of_its_pairs_at_least(pairs: int) -> None
 def test_what_a_command_line_says() -> None:
     assert [read_window(text) for text in (None, "auto", "off", "12", 7)] == [None, "auto", "off", 12, 7]
     for wrong in ("0", "-3", "1.5", "on", "", 0):
-        with pytest.raises(UsageError, match="--draft-window"):
+        with pytest.raises(UsageError, match="`draft_window="):
             read_window(wrong)
 
 

@@ -189,7 +189,7 @@ DEFINITIONS = (
     "problems, not how methods differ: equal answers have equal scores.",
     "equal: answers identical to the baseline's, token for token; for a server, character for character.",
     "near-tie: two answers diverge where the target scores both tokens almost equally, so that rounding decides.",
-    "cut off: answers that reached --max-new-tokens; with more tokens they might have been right.",
+    "cut off: answers that reached the limit of new tokens; with more tokens they might have been right.",
 )
 
 

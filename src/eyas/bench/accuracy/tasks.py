@@ -248,7 +248,7 @@ class FunctionWriting(AccuracyTask):
             if sandbox is not None and (row.maybe_text("test") is None or row.maybe_text("entry_point") is None):
                 raise UsageError(
                     f"{row.where}: no `test` and `entry_point`, so there is nothing to execute: give the data set's "
-                    "own file (task_id, prompt, test, entry_point), or leave out --execute to compare answers only"
+                    "own file (task_id, prompt, test, entry_point), or leave out `execute=` to compare answers only"
                 )
 
     def prompt(self, row: ProblemRow, *, chat: bool) -> str:

@@ -43,7 +43,7 @@ def impossible(name: str, speedup: float | None, accept_length: float | None) ->
         return None
     return (
         f"impossible: {name}, {speedup:.2f}x at accept length {accept_length:.2f}: no pass yields more tokens than its "
-        "accept length, so something else slowed plain decoding down. Measure again, with more --repeats"
+        "accept length, so something else slowed plain decoding down. Measure again, with more repeats"
     )
 
 

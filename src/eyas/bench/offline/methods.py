@@ -141,12 +141,12 @@ def with_trees(choices: Sequence[MethodChoice], trees: Mapping[str | None, str])
     """
     unknown = [name for name in trees if name is not None and name not in {choice.name for choice in choices}]
     if unknown:
-        raise UsageError(f"--tree {unknown[0]}=...: no method of that name is measured")
+        raise UsageError(f"`tree={unknown[0]}=...`: no method of that name is measured")
     return [replace(choice, tree=trees.get(choice.name, trees.get(None, choice.tree))) for choice in choices]
 
 
 def _missing(drafter: str) -> str:
-    return f"no drafter is given for it: add --draft-model {drafter}=PATH"
+    return f"no drafter is given for it: add `draft_model={drafter}=PATH`"
 
 
 def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
@@ -160,7 +160,7 @@ def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
     if read_method(name).alone:
         return MethodChoice(name, method=name)
     if len(drafters) != 1:
-        raise UsageError(f"--method {name} needs one drafter: give --draft-model {first or 'NAME'}=PATH")
+        raise UsageError(f"`method={name}` needs one drafter: give `draft_model={first or 'NAME'}=PATH`")
     return MethodChoice(name, next(iter(drafters.values())), name)
 
 

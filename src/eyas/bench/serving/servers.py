@@ -349,7 +349,7 @@ def parse_side(text: str, default_name: str = "") -> Side:
         name, url = default_name, address
     if not name or not url.startswith(("http://", "https://")):
         raise UsageError(
-            f"{text!r} isn't a server: write http://HOST:PORT/v1 (with --side NAME=http://...), optionally followed by "
+            f"{text!r} isn't a server: write http://HOST:PORT/v1 (or `side=NAME=http://...`), optionally followed by "
             ",speculate=false or ,model=NAME"
         )
     values: dict[str, Any] = {}
@@ -370,4 +370,4 @@ def check_names(names: Sequence[str], baseline: str) -> None:
     if len(set(names)) < len(names):
         raise UsageError(f"two sides have the same name: {', '.join(names)}")
     if baseline not in names:
-        raise UsageError(f"--baseline {baseline!r} isn't one of the sides: {', '.join(names)}")
+        raise UsageError(f"`baseline={baseline}` isn't one of the sides: {', '.join(names)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from eyas.cli.common.aliases import in_options
 from eyas.cli.common.display import note
 from eyas.cli.common.measuring import check_output
 from eyas.errors import DataError
@@ -144,7 +145,7 @@ def _store(folder: Path) -> list[page.Section]:
     rows = sum(split.rows for split in splits)
     tokens = sum(split.tokens for split in splits)
     work = Workload(rows, tokens // rows, sum(split.taught for split in splits) / tokens)
-    planned = [(line.name, line.total) for line in storage(manifest.settings.layout, work)]
+    planned = [(in_options(line.name), line.total) for line in storage(manifest.settings.layout, work)]
     actual = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     layout = manifest.settings.layout
     final = f"top:{layout.top}" if layout.final == "top" else layout.final

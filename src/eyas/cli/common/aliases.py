@@ -6,6 +6,7 @@ The reverse, our options translated for other engines, is `eyas.interop.serving.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -24,9 +25,24 @@ DRAFTER_OR_AUTO_HELP = f"{DRAFTER_HELP}; auto looks for one"
 """What names a target or a drafter, in every help."""
 
 
+SAMPLING_OPTIONS = {"max_tokens": "max_new_tokens", "stop_token_ids": "stop_token_id"}
+"""Sampling parameter -> the option that sets it, where the names differ."""
+_OPTIONS = SAMPLING_OPTIONS | {
+    "compiled": "compile",
+    "eager": "enforce_eager",
+    "ignore_config_keys": "ignore_config_key",
+}
+"""Parameter of the library -> the option that sets it, where the names differ."""
+
+
 def option_name(name: str) -> str:
     """The option of a parameter, as typed: `--max-running` for `max_running`."""
-    return "--" + name.replace("_", "-")
+    return "--" + _OPTIONS.get(name, name).replace("_", "-")
+
+
+def in_options(message: str) -> str:
+    """A message of the library with its parameters as options: `--dtype float32` for `dtype=float32` in backticks."""
+    return re.sub("`([a-z_]+)=([^`]*)`", lambda found: f"{option_name(found[1])} {found[2]}".rstrip(), message)
 
 
 class Aliases(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eyas.cli.common.aliases import option_name
+from eyas.cli.common.aliases import SAMPLING_OPTIONS, option_name
 from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetPanel
 from eyas.drafters.options import check_source, read_method
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from eyas.types import Limits, SamplingParams, TypicalAcceptance
     from eyas.verify import WalkRule
 
-_OPTION_OF = {"max_tokens": "max_new_tokens", "stop_token_ids": "stop_token_id"}
-"""Sampling parameter -> the option that sets it, where the names differ."""
-
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
     """The options as sampling parameters; UsageError names the option with the bad value."""
@@ -37,7 +35,7 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     from eyas.types import SamplingParams
 
     values = dict(vars(options))
-    values |= {name: values.pop(option) for name, option in _OPTION_OF.items()}
+    values |= {name: values.pop(option) for name, option in SAMPLING_OPTIONS.items()}
     if values["max_tokens"] is None:  # no limit was given, and readers of these parameters need none
         del values["max_tokens"]
     try:
@@ -45,7 +43,7 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     except ValidationError as error:
         bad = error.errors()[0]
         name = str(bad["loc"][0])
-        flag = option_name(_OPTION_OF.get(name, name))
+        flag = option_name(name)
         raise UsageError(f"{flag} {bad['input']}: {bad['msg']}") from None
 
 
@@ -82,13 +80,22 @@ def check_tree(text: str | None) -> None:
         read_tree(text)
 
 
+def drafter_advice(model: str) -> str | None:
+    """One line about the drafter that comes with a target, and what measures its gain; None if none does."""
+    from eyas.drafters.automatic import advice
+
+    told = advice(model)
+    if told is None:
+        return None
+    measure = f"eyas bench methods {shlex.quote(model)} --method mtp --prompt-file PROMPTS"
+    return f"{told}; {measure} measures what it gains here"
+
+
 def note_plain(options: DraftOptions, model: str) -> None:
     """Tell a user who gave no drafting option that decoding is plain, and what could draft."""
     if options != DraftOptions():
         return
-    from eyas.drafters.automatic import advice
-
-    told = advice(model)
+    told = drafter_advice(model)
     if told is not None:
         note(f"note: plain decoding, because no drafter is given; {told}")
     else:

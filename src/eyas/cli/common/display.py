@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from eyas.cli.common.aliases import in_options
 from eyas.runtime import duration
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def note(message: str) -> None:
-    """Write a line to standard error, where everything but output goes."""
-    typer.echo(message, err=True)
+    """Write a line to standard error, where everything but output goes; parameters in it are shown as options."""
+    typer.echo(in_options(message), err=True)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from eyas.assets import SMOLLM2
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
+from eyas.cli.common.display import note
 from eyas.errors import VALUE_ERROR, EyasError, StoppedError, UsageError
 from eyas.gguf_target import GGUF_SUFFIX
 from eyas.plugins import FEATURES
@@ -370,17 +371,17 @@ class _Warnings(logging.Handler):
     """Writes the library's log records to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _Progress(logging.Handler):
     """Writes what a first load does to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(f"  {record.getMessage()}", err=True)
+        note(f"  {record.getMessage()}")
 
 
 def _report(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    typer.echo(message, err=True)
+    note(message)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.aliases import TARGET_HELP
+from eyas.cli.common.aliases import TARGET_HELP, in_options
 from eyas.cli.common.display import counting, next_step, note, output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import note_if_interrupted
@@ -128,7 +128,7 @@ def _threshold(text: str) -> str | float | None:
 def _show(report: dict[str, Any], folder: Path) -> None:
     screen = output()
     for line in report["notes"]:  # first, where the result differs from the request
-        screen.print(f"note: {line}")
+        screen.print(in_options(f"note: {line}"))
     show_table(screen, _sources_table(report))
     show_table(screen, _splits_table(report))
     for source in report["sources"]:

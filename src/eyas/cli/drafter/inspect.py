@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from eyas.assets import named_target
+from eyas.cli.common.aliases import in_options
 from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
@@ -93,7 +94,7 @@ def _print(report: dict[str, Any], verbose: bool) -> None:
     show_table(console, table)
     for kind in ("problems", "warnings"):
         for message in report[kind]:
-            console.print(f"{kind[:-1]}: {message}")
+            console.print(in_options(f"{kind[:-1]}: {message}"))
     if report["role"] == "drafter" and not verbose:
         console.print("--verbose shows every key of its files, --json all of this as JSON")
 

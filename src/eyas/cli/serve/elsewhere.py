@@ -156,7 +156,7 @@ def _served_drafter(
             None if reads is None else load_target,
             draft.method,
             tree,
-            "--tree" if draft.num_speculative_tokens is None else "--num-speculative-tokens",
+            "tree" if draft.num_speculative_tokens is None else "num_speculative_tokens",
             options.export_to,
             draft.draft_weights,
             tuple(draft.ignore_config_key),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from typer import Option
 
-from eyas.cli.common.build import check_engine, open_engine, tree_text
+from eyas.cli.common.build import check_engine, drafter_advice, open_engine, tree_text
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetPanel
 from eyas.cli.common.verb import INTERRUPTED, Feature, GivenOptions
 from eyas.cli.serve.elsewhere import OWN, EnginePanel, refuse_engine_options, serve_elsewhere
@@ -253,7 +253,6 @@ def _with_defaults(draft: DraftOptions) -> DraftOptions:
 def _load(
     target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learner: Learner | None = None
 ) -> Engine:
-    from eyas.drafters.automatic import advice
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
@@ -262,7 +261,7 @@ def _load(
     began = time.monotonic()
     around = None if learner is None or draft.drafter is None else learner.wrap(draft.drafter, target.model)
     engine = open_engine(target, draft, limits=limits, logged=True, around=around)
-    if draft.method == PREDICTION and (told := advice(target.model)) is not None:
+    if draft.method == PREDICTION and (told := drafter_advice(target.model)) is not None:
         LOADING.info(told)
     if learner is not None:
         assert engine.speculation is not None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.aliases import ModelArgument
+from eyas.cli.common.aliases import ModelArgument, option_name
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note
 from eyas.cli.common.display import output as screen
@@ -296,7 +296,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     with canvas(1, 1, 1.0, 1.0):  # the last step draws
         pass
     from eyas.cli.common.build import hide_progress_bars
-    from eyas.data.store.layout import capture_options
+    from eyas.data.store.layout import capture_parameters
     from eyas.plan.costs import model_size
     from eyas.plan.devices import this_machine
     from eyas.targets.loading import read_config
@@ -316,7 +316,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     config = read_config(model)
     layers = config.get_text_config().num_hidden_layers
     asked = taps if recipe.shape.taps is not None else [k for k in taps if k > layers]  # others are stored by default
-    capture = capture_options(asked, layers)
+    capture = [part for name, value in capture_parameters(asked, layers).items() for part in (option_name(name), value)]
     return Checked(recipe, taps, model_size(config), this_machine(), capture)
 
 

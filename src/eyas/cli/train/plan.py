@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from typer import Option
 
-from eyas.cli.common.aliases import ModelArgument
+from eyas.cli.common.aliases import ModelArgument, in_options
 from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
@@ -145,7 +145,7 @@ def plan(
     costs = planned.plan(size, len(chosen), work)
     console = output()
     console.print(f"{model}: {_about_size(size)}")
-    console.print(planned.why(config, chosen, given=boundaries is not None))
+    console.print(in_options(planned.why(config, chosen, given=boundaries is not None)))
     ours = f"--states {states} --final {final}"
     stored_bytes = layout.data_bytes(work.size)
     show_table(console, _table(storage(layout, work), ours))
@@ -262,6 +262,7 @@ def _table(rows: list[StorageOption], ours: str) -> Table:
 
     thousands = _thousands(rows[0].total)
     units = (f"{_PREFIXES[thousands]}B", f"{_PREFIXES[thousands]}iB")
+    rows = [row._replace(name=in_options(row.name)) for row in rows]
     table = Table("layout", "bytes a token", *units, "of classic", box=None)
     for row in rows:
         name = f"{row.name} *" if row.name == ours else row.name

@@ -285,8 +285,8 @@ def capture_settings(
     after = target.num_layers + 1
     if after in taps and config.final != "all":
         raise StoreError(
-            f"boundary {after} is the final state at every position, which --final {config.final} doesn't keep: "
-            "use --final all"
+            f"boundary {after} is the final state at every position, which `final={config.final}` doesn't keep: "
+            "use `final=all`"
         )
     layout = ShardLayout(
         hidden=target.hidden_size,

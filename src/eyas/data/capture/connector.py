@@ -161,7 +161,7 @@ class ConnectorStates:
         if bool((taken < logits.amax(1, keepdim=True) - MAX_DISAGREEMENT).any()):
             raise StoreError(
                 "the head predicts another next token from vLLM's last states than vLLM itself: vLLM doesn't compute "
-                "what the target does, or numbers layers differently. Capture with eyas's own pass (leave out --engine)"
+                "what the target does, or numbers layers differently. Capture with eyas's own pass: leave out `engine=`"
             )
 
     def _sent(self, method: str, url: str, body: object = None) -> httpx.Response:

@@ -95,9 +95,9 @@ def _check_context(lengths: Sequence[int], context: int, chats: Path) -> None:
     if beyond:
         raise DataError(
             f"{len(beyond):,} of the {len(lengths):,} chats in {chats} have more tokens than the target's context of "
-            f"{context:,}, the longest {max(beyond):,}. To drop them, run `eyas data prepare --max-length {context}`; "
-            f"to cut them after an answer, add --too-long cut. To store the first {context:,} tokens of each, capture "
-            f"with --max-length {context}"
+            f"{context:,}, the longest {max(beyond):,}. To drop them, prepare them with `max_length={context}`; "
+            f"to cut them after an answer, add `too_long=cut`. To store the first {context:,} tokens of each, capture "
+            f"with `max_length={context}`"
         )
 
 

@@ -79,7 +79,7 @@ def check_shared(folder: AnyPath, settings: CaptureSettings) -> None:
     begun = read_settings(folder)
     if begun is None or begun.identity != settings.identity:
         raise StoreError(
-            f"{folder} isn't the same folder here as where the command runs: --output must be a folder that all "
+            f"{folder} isn't the same folder here as where the command runs: `output=` must be a folder that all "
             "machines share, under one path"
         )
 

@@ -46,9 +46,9 @@ class PrepareConfig(StrictModel):
         if twice is not None:
             raise ValueError(f"two sources are named {twice}: rename one with ,name=...")
         if self.model is None and (self.max_length is not None or self.min_answer_tokens):
-            raise ValueError("lengths are counted in the target's tokens: give --model")
+            raise ValueError("lengths are counted in the target's tokens: give `model=`")
         if self.max_length is None and self.too_long == "cut":
-            raise ValueError("too_long: cut needs a maximum length: give --max-length")
+            raise ValueError("too_long: cut needs a maximum length: give `max_length=`")
         return self
 
     def held_out_share_of(self, chats: int) -> float:

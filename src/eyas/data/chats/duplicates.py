@@ -151,7 +151,7 @@ class _Bands:
             from datasketch import MinHash
         except ImportError:
             raise UsageError(
-                "finding near-duplicates needs datasketch: pip install 'eyas[data]', or use --near-duplicates off"
+                "finding near-duplicates needs datasketch: pip install 'eyas[data]', or use `near_duplicates=off`"
             ) from None
         self._empty = MinHash(PERMUTATIONS, seed=SEED, scheme="affine32")
         # at a similarity of s, at least one of b bands of r values agrees with probability 1 - (1 - s^r)^b

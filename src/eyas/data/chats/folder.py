@@ -28,10 +28,10 @@ DEFINITIONS = (
     "rows: read from the source. candidates: rows left after the checks of layout, content, evaluations and exact "
     "duplicates.",
     "chats: written to the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the "
-    "blend's shares or --samples left over; they were not checked for near-duplicates.",
+    "blend's shares or the number of samples left over; they were not checked for near-duplicates.",
     "turns: messages. answers: assistant turns after the first question. unanswered: chats that end with a question, "
     "kept for regeneration.",
-    "length: tokens of a chat as the target's template renders it; without --model, characters of its messages.",
+    "length: tokens of a chat as the target's template renders it; without a target, characters of its messages.",
     "answer tokens: tokens that the assistant generates, including the end token.",
 )
 

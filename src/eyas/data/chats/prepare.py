@@ -379,7 +379,7 @@ def _notes(
         left = ", ".join(f"{tally.not_needed} of {tally.candidates} of {tally.name}" for tally in capped)
         notes.append(
             f"the weights end the blend where {short} runs out, which leaves out chats ({left}): to use all of them, "
-            "remove weight=, or set the number of chats with --samples"
+            "remove weight=, or set the number of chats with `samples=`"
         )
     greeting = sum(side.greetings for side in sides.values())
     if greeting:
@@ -395,7 +395,7 @@ def _notes(
         )
     for name, side in sides.items():
         if not side.chats:
-            notes.append(f"{name} is empty: add chats or change the held-out share (--held-out-share)")
+            notes.append(f"{name} is empty: add chats or change the held-out share (`held_out_share=`)")
     if config.near_duplicates == "auto" and config.near_threshold is None:
         notes.append("near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')")
     if fitter is not None and fitter.end_mark is None:

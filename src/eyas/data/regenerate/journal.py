@@ -236,25 +236,25 @@ class Journal:
         self._entries[entry.id, entry.turn] = (offset, entry.asked, isinstance(entry, Answer))
 
     def _compare(self, written: dict[str, Any], now: dict[str, Any]) -> None:
-        if changed := differences(written, now, _option):
+        if changed := differences(written, now, _parameter):
             raise UsageError(
                 f"{self.path} holds answers made with other settings: {'; '.join(changed)}. Restore them to resume, "
                 "or choose another output to start afresh"
             )
 
 
-_OPTIONS = {
-    "target": "--model",
-    "chat_template": "--model",
-    "answered_by": "--endpoint",
-    "keep_reasoning": "--reasoning",
-    "sampling.max_tokens": "--max-new-tokens",
-    "sampling.stop_token_ids": "--stop-token-id",
+_PARAMETERS = {
+    "target": "model",
+    "chat_template": "model",
+    "answered_by": "endpoint",
+    "keep_reasoning": "reasoning",
+    "sampling.max_tokens": "max_new_tokens",
+    "sampling.stop_token_ids": "stop_token_id",
 }
-"""Setting -> the option that sets it, where the names differ."""
+"""Setting -> the parameter that sets it, where the names differ."""
 
 
-def _option(key: str) -> str:
-    """The option of `eyas data regenerate` that sets a key of the settings."""
+def _parameter(key: str) -> str:
+    """The parameter of a regeneration that sets a key of the settings."""
     name = "extra_body" if key.startswith("extra_body") else key.removeprefix("sampling.")
-    return _OPTIONS.get(key, "--" + name.replace("_", "-"))
+    return _PARAMETERS.get(key, name)

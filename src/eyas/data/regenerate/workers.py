@@ -93,7 +93,7 @@ class EngineAnswerer:
             if room < 1:
                 raise RequestError(
                     f"the question has {len(prompt)} tokens, which leaves no room for an answer within "
-                    f"{self._max_length}: raise --max-length, or prepare shorter chats"
+                    f"{self._max_length}: raise `max_length=`, or prepare shorter chats"
                 )
             params = params.model_copy(update={"max_tokens": min(room, params.max_tokens)})
         request = Request(prompt, params, question.id, chat=True)

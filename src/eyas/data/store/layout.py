@@ -48,10 +48,10 @@ class EncodedStates(NamedTuple):
         return EncodedStates(self.values[at], None if self.exponents is None else self.exponents[at])
 
 
-def capture_options(taps: Sequence[int], layers: int) -> list[str]:
-    """The options of `eyas data capture` that store these boundaries of a target with so many layers."""
-    inner = [str(k) for k in taps if k <= layers]
-    return [*(["--taps", ",".join(inner)] if inner else []), *(["--final", "all"] if layers + 1 in taps else [])]
+def capture_parameters(taps: Sequence[int], layers: int) -> dict[str, str]:
+    """The parameters of a capture that stores these boundaries of a target with so many layers."""
+    inner = ",".join(str(k) for k in taps if k <= layers)
+    return ({"taps": inner} if inner else {}) | ({"final": "all"} if layers + 1 in taps else {})
 
 
 def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
@@ -59,7 +59,7 @@ def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
     if not bool(torch.isfinite(states).all()):
         raise StoreError(
             f"the target's states overflow in {states.dtype}: a drafter can't learn from them; "
-            "load it with --dtype bfloat16 or float32"
+            "load it with `dtype=` bfloat16 or float32"
         )
     if encoding != "fp8":
         return EncodedStates(states.to(STATE_TYPES[encoding]), None)
@@ -213,13 +213,13 @@ def classic_bytes(tokens: int, hidden: int) -> int:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "--states bf16 --final all": {"states": "bf16", "final": "all", "top": None},
-    "--states bf16 --final answers": {"states": "bf16", "final": "answers", "top": None},
-    "--states fp8 --final all": {"states": "fp8", "final": "all", "top": None},
-    "--states fp8 --final answers": {"states": "fp8", "final": "answers", "top": None},
-    "--states fp8 --final top:64": {"states": "fp8", "final": "top", "top": 64},
+    "`states=bf16` `final=all`": {"states": "bf16", "final": "all", "top": None},
+    "`states=bf16` `final=answers`": {"states": "bf16", "final": "answers", "top": None},
+    "`states=fp8` `final=all`": {"states": "fp8", "final": "all", "top": None},
+    "`states=fp8` `final=answers`": {"states": "fp8", "final": "answers", "top": None},
+    "`states=fp8` `final=top:64`": {"states": "fp8", "final": "top", "top": 64},
 }
-"""Options of `eyas data capture` and what they change in a layout, most exact first."""
+"""Parameters of a capture and what they change in a layout, most exact first."""
 
 
 def variants(layout: ShardLayout) -> dict[str, ShardLayout]:

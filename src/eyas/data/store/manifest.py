@@ -38,7 +38,7 @@ from eyas.errors import LockedError, StoreError
 from eyas.files import FileLock, write_text, writing
 from eyas.urls import AnyPath
 
-RECAPTURE = "delete the file and run `eyas data capture` again, which makes only what is missing"
+RECAPTURE = "delete the file and capture again, which makes only what is missing"
 
 
 class StoredRow(NamedTuple):
@@ -311,22 +311,22 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
 
 
 def changed_settings(before: CaptureSettings, now: CaptureSettings) -> list[str]:
-    """The settings that differ, each with the option of `eyas data capture` that sets it."""
+    """The settings that differ, each with the parameter of a capture that sets it."""
     old, new = ({"engine": "eyas"} | each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
-    return differences(old, new, _option) or ["the chats or their tokens differ (--chats)"]
+    return differences(old, new, _parameter) or ["the chats or their tokens differ (`chats=`)"]
 
 
-def _option(key: str) -> str | None:
-    part = next((part for part in _OPTIONS if key.startswith(part)), None)
-    return None if part is None else _OPTIONS[part]
+def _parameter(key: str) -> str | None:
+    part = next((part for part in _PARAMETERS if key.startswith(part)), None)
+    return None if part is None else _PARAMETERS[part]
 
 
-_OPTIONS = {
-    "target.dtype": "--dtype", "target": "--model", "engine": "--engine", "taps": "--taps", "layout.taps": "--taps",
-    "layout.states": "--states", "layout.final": "--final", "layout.top": "--final", "chats": "--chats",
-    "longest": "--max-length", "batch_tokens": "--batch-tokens", "shard_bytes": "--shard-mib",
+_PARAMETERS = {
+    "target.dtype": "dtype", "target": "model", "engine": "engine", "taps": "taps", "layout.taps": "taps",
+    "layout.states": "states", "layout.final": "final", "layout.top": "final", "chats": "chats",
+    "longest": "max_length", "batch_tokens": "batch_tokens", "shard_bytes": "shard_mib",
 }  # fmt: skip
-"""Prefix of a setting's name -> the option that sets it."""
+"""Prefix of a setting's name -> the parameter that sets it."""
 
 
 def rows_hash(rows: Sequence[TokenRow]) -> str:

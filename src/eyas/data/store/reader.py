@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas.data.features import FeatureBatch, TopTokens, taught, top_rows, trace_members
-from eyas.data.store.layout import EncodedStates, ShardLayout, capture_options, decode_states, pack_mask
+from eyas.data.store.layout import EncodedStates, ShardLayout, capture_parameters, decode_states, pack_mask
 from eyas.data.store.manifest import RECAPTURE, Manifest, Shard, StoredRow, data_digest, read_manifest, rows_hash
 from eyas.data.tokens.batches import ChatBatches, TokenBatch, cut_row
 from eyas.data.tokens.tokenize import TokenRow
@@ -95,7 +95,8 @@ class FeatureStore:
         served = self.served_taps
         missing = [k for k in taps if k not in served]
         if missing:
-            options = " ".join(capture_options(taps, self.settings.target.layers))
+            needed = capture_parameters(taps, self.settings.target.layers)
+            options = " ".join(f"`{name}={value}`" for name, value in needed.items())
             raise StoreError(
                 f"{self.folder} holds taps {list(served)}, not {missing}: capture it again with {options}, or train on "
                 "its taps"

@@ -118,7 +118,7 @@ class Fields(KeyReport):
         if unknown:
             raise ConfigError(
                 f"{self.where}: unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}: eyas can't tell whether "
-                "this changes what the drafter computes; if it does not, name it with --ignore-config-key"
+                "this changes what the drafter computes; if it does not, name it with `ignore_config_keys=`"
             )
         config = validated(cls, self.values, self.where)
         for key in cls.model_fields:

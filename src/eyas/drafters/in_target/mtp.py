@@ -291,7 +291,7 @@ def _of_folder(path: Path, target: Target) -> list[TargetModule]:
     if found is None:
         raise CheckpointError(
             f"{path} has no MTP modules (of the layouts of {', '.join(layout.family for layout in LAYOUTS)}): give a "
-            f"drafter with --draft-model, or a --method that needs none, such as {', '.join(METHODS.own)}"
+            f"drafter with `draft_model=`, or a `method=` that needs none, such as {', '.join(METHODS.own)}"
         )
     return [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
 

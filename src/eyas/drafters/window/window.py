@@ -56,7 +56,7 @@ def read_window(text: str | int | None) -> WindowChoice:
     if text is None or text == "auto" or text == "off":
         return text  # type: ignore[return-value]  # one of these
     if not str(text).isdecimal() or int(text) < 1:
-        raise UsageError(f"--draft-window {text}: write a number of pairs of at least 1, auto, or off")
+        raise UsageError(f"`draft_window={text}`: write a number of pairs of at least 1, auto, or off")
     return int(text)
 
 

@@ -378,8 +378,8 @@ def make_controller(
     window = _window_of(drafter)
     if window is not None and text != "auto":
         raise UsageError(
-            f"--tree {text} drafts chains, but lookahead has a window: write --tree auto, which runs it where it pays, "
-            f"or give one with --tree lookahead:W,N,G"
+            f"`tree={text}` drafts chains, but lookahead has a window: write `tree=auto`, which runs it where it pays, "
+            f"or give one with `tree=lookahead:W,N,G`"
         )
     widths = [width for width in WIDTHS if width <= drafter.max_fanout] if text == "auto" else [1]
     if not isinstance(costs, CostTable):

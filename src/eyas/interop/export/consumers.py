@@ -59,12 +59,12 @@ class Consumer:
     form: Callable[[DrafterToExport], forms.Form] | None
     """The function that makes its config and tensors; None = a GGUF file."""
     target_needed: str = ""
-    """Why an export needs --model; empty if it doesn't."""
+    """Why an export needs a target; empty if it doesn't."""
 
     def prepare(self, drafter: DrafterToExport) -> tuple[DrafterToExport, list[Refusal]]:
         """The drafter in a form that this consumer can read, and the reasons why it can't, if any."""
         if self.target_needed and drafter.target is None:
-            return drafter, [Refusal("target", f"{self.target_needed}: give --model")]
+            return drafter, [Refusal("target", f"{self.target_needed}: give `model=`")]
         broken = refusals(drafter, self.families, self.rules)
         if broken and broken[0].field == "kind":
             return drafter, broken
@@ -133,7 +133,7 @@ _HEADS_DIVIDE = Rule(
 _BLOCKS = (
     equals("qk_norm", True, why="its block drafters norm queries and keys", families=BLOCK),
     *is_off("mlp_bias", why="its block drafters have no", families=BLOCK),
-    Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
+    Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give `model=`", BLOCK),
     equals("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
     Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
@@ -302,5 +302,5 @@ CONSUMERS: dict[str, Consumer] = {consumer.name: consumer for consumer in _ALL}
 
 
 def supporting_consumers(drafter: DrafterToExport) -> list[str]:
-    """The consumers that can represent a drafter as it is, or with --model."""
+    """The consumers that can represent a drafter as it is, or with its target."""
     return [name for name, consumer in CONSUMERS.items() if not consumer.prepare(drafter)[1]]

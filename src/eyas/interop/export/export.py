@@ -207,7 +207,7 @@ def tokenizer_keys(tokenizer: Any, size: int) -> TokenizerKeys:
     if model.get("type") != "BPE" or '"ByteLevel"' not in json.dumps(described.get("pre_tokenizer")):
         raise ExportError(
             "the target's tokenizer is not a byte-level BPE, the only type that eyas writes into GGUF: export with "
-            "--to vllm and convert that folder with llama.cpp's convert_hf_to_gguf.py --target-model-dir"
+            "`to=vllm` and convert that folder with llama.cpp's convert_hf_to_gguf.py --target-model-dir"
         )
     tokens = [f"[PAD{i}]" for i in range(size)]
     types = [_UNUSED] * size
@@ -308,15 +308,15 @@ def load_to_export(
         raise ExportError(
             f"{path} can be read in two ways, and the wrong one would cost acceptance without an error:\n  "
             + "\n  ".join(doubts)
-            + "\nCorrect the file, or give the boundaries with --taps."
+            + "\nCorrect the file, or give the boundaries with `taps=`."
         )
     if target is None and "shared" in (checkpoint.config.embedding, checkpoint.config.head):
-        raise UsageError(f"{path} uses its target's embedding or head: give --model")
+        raise UsageError(f"{path} uses its target's embedding or head: give `model=`")
     network = checkpoint.network(None if target is None else target.partial)
     drafter = drafter_to_export(network, target, checkpoint.provenance)
     if taps is not None:
         if len(taps) != network.config.tap_count:
-            raise UsageError(f"--taps has {len(taps)} boundaries, but the drafter reads {network.config.tap_count}")
+            raise UsageError(f"`taps=` has {len(taps)} boundaries, but the drafter reads {network.config.tap_count}")
         drafter = replace(drafter, config=drafter.config.model_copy(update={"taps": tuple(taps)}))
     if target is not None:
         check_fit(drafter.config, target.partial, str(path))
@@ -350,7 +350,7 @@ def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> Draf
 def refusal_text(consumer: Consumer, broken: list[Refusal], drafter: DrafterToExport, name: str) -> str:
     """The error message for a drafter that a consumer can't represent: all reasons, and what to do instead."""
     reasons = "\n  ".join(f"{refusal.field}: {refusal.reason}" for refusal in broken)
-    if drafter.target is None and all("give --model" in refusal.reason for refusal in broken):
+    if drafter.target is None and all("give `model=`" in refusal.reason for refusal in broken):
         return f"{consumer.title} can't take the drafter {name} without its target:\n  {reasons}"
     others = [CONSUMERS[other].title for other in supporting_consumers(drafter) if other != consumer.name]
     advice = f"serve it with {' or '.join(others)}" if others else "serve it with eyas"

@@ -148,28 +148,28 @@ def layers_alike(drafter: DrafterToExport) -> bool:
     return len({view.causal for view in drafter.get("views")}) == 1
 
 
-NEEDS_OWN_EMBEDDING = Need("embedding", copy_embedding, "it expects an embedding in the file: give --model to copy it")
+NEEDS_OWN_EMBEDDING = Need("embedding", copy_embedding, "it expects an embedding in the file: give `model=` to copy it")
 NEEDS_OWN_HEAD = Need(
     "head",
     copy_head,
-    "it expects a head in the file: give --model to copy it (impossible if the target scales or caps its logits)",
+    "it expects a head in the file: give `model=` to copy it (impossible if the target scales or caps its logits)",
 )
 NEEDS_OWN_REDUCED_HEAD = Need(
     "head",
     copy_head,
-    "it can't use rows of the target's head for a reduced draft vocabulary: give --model to copy them (impossible if "
+    "it can't use rows of the target's head for a reduced draft vocabulary: give `model=` to copy them (impossible if "
     "the target scales or caps its logits)",
     when=lambda drafter: drafter.reduced,
 )
 NEEDS_SHARED_EMBEDDING = Need(
     "embedding",
     leave_out_embedding,
-    "it always uses the target's embedding, but this drafter has its own: give --model to compare the two",
+    "it always uses the target's embedding, but this drafter has its own: give `model=` to compare the two",
 )
 NEEDS_SHARED_HEAD = Need(
     "head",
     leave_out_head,
-    "it always uses the target's head, but this drafter has its own: give --model to compare the two",
+    "it always uses the target's head, but this drafter has its own: give `model=` to compare the two",
 )
 
 

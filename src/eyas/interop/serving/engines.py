@@ -26,11 +26,6 @@ Translator = Callable[[str, Any, Options], list[str]]
 """Translates one option: (name, value, all given options) -> arguments. Raises UsageError."""
 
 
-def option(name: str) -> str:
-    """The option as users type it, such as `--max-running`."""
-    return "--" + name.replace("_", "-")
-
-
 def _one(flag: str) -> Translator:
     return lambda _name, value, _given: [flag, str(value)]
 
@@ -46,7 +41,7 @@ def _joined(flag: str) -> Translator:
 def _single(flag: str) -> Translator:
     def translate(name: str, values: list[str], _given: Options) -> list[str]:
         if len(values) > 1:
-            raise UsageError(f"this engine takes only one {option(name)}: remove the others")
+            raise UsageError(f"this engine takes only one `{name}=`: remove the others")
         return [flag, *values]
 
     return translate
@@ -57,23 +52,23 @@ def _choice(choices: Mapping[Any, list[str]]) -> Translator:
 
     def translate(name: str, value: Any, _given: Options) -> list[str]:
         if value not in choices:
-            known = " or ".join(f"{option(name)} {each}" for each in choices)
-            raise UsageError(f"this engine has no counterpart to {option(name)} {value}, only to {known}")
+            known = " or ".join(f"`{name}={each}`" for each in choices)
+            raise UsageError(f"this engine has no counterpart to `{name}={value}`, only to {known}")
         return choices[value]
 
     return translate
 
 
-def _port(name: str, value: int, _given: Options) -> list[str]:
+def _port(_name: str, value: int, _given: Options) -> list[str]:
     if value == 0:
-        raise UsageError("--port 0 isn't possible with another engine: give a port")
-    return [option(name), str(value)]
+        raise UsageError("`port=0` isn't possible with another engine: give a port")
+    return ["--port", str(value)]
 
 
 def _vllm_waiting(_name: str, value: int, given: Options) -> list[str]:
     """Translate to vLLM's limit, which is for running and waiting requests together."""
     if "max_running" not in given:
-        raise UsageError("--max-waiting also needs --max-running: vLLM limits running and waiting requests together")
+        raise UsageError("`max_waiting=` also needs `max_running=`: vLLM limits running and waiting requests together")
     return ["--max-num-queued-reqs", str(value + given["max_running"])]
 
 
@@ -156,11 +151,11 @@ LLAMA_CPP: dict[str, Translator] = _EVERYWHERE | {
 
 def translated(engine: str, translators: Mapping[str, Translator], given: Options) -> list[str]:
     """The arguments for all given options; UsageError, naming them, if any have no counterpart."""
-    unknown = [option(name) for name in given if name not in translators]
+    unknown = [f"`{name}=`" for name in given if name not in translators]
     if unknown:
         raise UsageError(
             f"{engine} has no counterpart to {', '.join(unknown)}: remove it, or give the engine's own option with "
-            "--engine-option"
+            "`engine_option=`"
         )
     return [part for name, value in given.items() for part in translators[name](name, value, given)]
 
@@ -195,13 +190,13 @@ class ServingEngine:
         program = PROGRAMS[self.consumers[0]]
         return None if program[0] == "python" or shutil.which(program[0]) is None else list(program)
 
-    def plan(self, text: str, option: str) -> TreePlan:
-        """The plan for the tree `text`, given in `option`; UsageError if this engine can't draft it."""
+    def plan(self, text: str, parameter: str) -> TreePlan:
+        """The plan for the tree `text`, given as `parameter`; UsageError if this engine can't draft it."""
         plan = plan_of(text)
         if plan is None or text.count(",") == 3 or (plan.width > 1 and not self.trees):
             able = "chains and dynamic trees of a fixed size" if self.trees else "chains of a fixed size"
-            example = "--tree dynamic:5,4,15" if self.trees else "--num-speculative-tokens 5"
-            raise UsageError(f"{self.title} drafts only {able}, not {option} {text}: use {example}")
+            example = "`tree=dynamic:5,4,15`" if self.trees else "`num_speculative_tokens=5`"
+            raise UsageError(f"{self.title} drafts only {able}, not `{parameter}={text}`: use {example}")
         return plan
 
 

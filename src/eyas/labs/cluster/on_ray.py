@@ -100,7 +100,7 @@ class RayExecutor:
         try:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UsageError(f"--on ray{f':{address}' if address else ''}: {_last_line(error)}") from error
+            raise UsageError(f"`on=ray{f':{address}' if address else ''}`: {_last_line(error)}") from error
         # Ray would print the state dumps of lost machines on standard output, which carries a verb's JSON. It has no
         # public switch for that; the crew logs which worker died
         self._ray._private.worker._worker_logs_enabled = False
@@ -126,7 +126,7 @@ def _no_room(machines: Iterable[dict[str, float]], cpus: int, gpus: float) -> st
     sizes = ", ".join(f"{machine.get('CPU', 0):g} CPUs and {machine.get('GPU', 0):g} GPUs" for machine in machines)
     return (
         f"no machine of the cluster fits a worker with {cpus} CPUs and {gpus:g} GPUs (they have {sizes}): "
-        "lower --cpus-per-worker or --gpus-per-worker"
+        "lower `cpus_per_worker=` or `gpus_per_worker=`"
     )
 
 
@@ -136,7 +136,7 @@ def _imported() -> Any:
         import ray
         import ray.exceptions
     except ImportError:
-        raise UsageError("--on ray needs the extra ray: pip install 'eyas[ray]'") from None
+        raise UsageError("`on=ray` needs the extra ray: pip install 'eyas[ray]'") from None
     return ray
 
 
@@ -147,8 +147,8 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS).close()
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"--on ray:{address}: nothing answers there ({error}). Start a cluster on its first machine with "
-            f"`ray start --head --port {port}`, or give --on ray, which starts one on this machine"
+            f"`on=ray:{address}`: nothing answers there ({error}). Start a cluster on its first machine with "
+            f"`ray start --head --port {port}`, or give `on=ray`, which starts one on this machine"
         ) from None
 
 

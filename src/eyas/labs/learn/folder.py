@@ -107,7 +107,7 @@ class LearnFolder:
         found = made.settings
         for name in ("drafter", "target", "layout"):
             if getattr(found, name) != getattr(wanted, name):
-                raise UsageError(f"{path} learns for another {name}: give --learn another folder, or that {name}")
+                raise UsageError(f"{path} learns for another {name}: give `learn=` another folder, or that {name}")
         return made
 
     @property

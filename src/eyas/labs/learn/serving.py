@@ -142,11 +142,11 @@ class Learning(Learner):
 
         def around(target: Target, drafter: Drafter) -> Drafter:
             if not isinstance(drafter, NetworkDrafter) or options.source is None:
-                raise UsageError("--learn is for drafters that are networks with files of their own (--draft-model)")
+                raise UsageError("`learn=` is for drafters that are networks with files of their own (`draft_model=`)")
             source = local_directory(options.source)
             final = target.num_layers + 1
             if not source.is_dir():
-                raise UsageError(f"--learn needs the drafter as a folder, and {source} is a file: convert it first")
+                raise UsageError(f"`learn=` needs the drafter as a folder, and {source} is a file: convert it first")
             facts = captured_target(target, Path(model).name or model)
             sizes = target.hidden_size, target.vocab_size
             wanted = new_settings(model, source, facts, drafter.taps, sizes)

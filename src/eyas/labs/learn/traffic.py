@@ -234,7 +234,7 @@ def stored_rows(
     """
     if store.layout.states != layout.states or store.layout.final not in ("answers", "all"):
         raise StoreError(
-            f"{store.folder} can't be mixed with traffic: it needs --states {layout.states} and --final answers or "
+            f"{store.folder} can't be mixed with traffic: it needs `states={layout.states}` and `final=` answers or "
             "all; capture it again"
         )
     store.check_taps([*layout.taps, *((store.settings.target.layers + 1,) if layout.final == "all" else ())])

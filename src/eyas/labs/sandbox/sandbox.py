@@ -62,14 +62,14 @@ class Sandbox:
     def __init__(self, limits: SandboxLimits | None = None, *, isolated: bool | None = None) -> None:
         """`isolated`: with namespaces or without; None = with them if available."""
         if os.name != "posix":
-            raise UsageError("programs can be contained on Linux and other POSIX systems only: leave out --execute")
+            raise UsageError("programs can be contained on Linux and other POSIX systems only: leave out `execute=`")
         self.limits = limits or SandboxLimits()
         self._superuser = os.geteuid() == 0
         self.isolated = self._can_isolate() if isolated is None else isolated
         if not self.isolated and isolated is None and self._superuser:
             raise UsageError(
                 "only resource limits can contain programs here, and they don't hold for root: run eyas as "
-                "another user, or where `unshare --net --pid --mount true` works, or leave out --execute"
+                "another user, or where `unshare --net --pid --mount true` works, or leave out `execute=`"
             )
 
     def describe(self) -> str:

@@ -277,7 +277,7 @@ class Outlook:
         if self.cut is not None and self.cut.chats:
             advice = "raise max_length; segments keep a step's memory as it is"
             if config.max_length == target.max_length:
-                advice = "it is the target's context: `eyas data prepare --too-long cut` cuts chats after an answer"
+                advice = "it is the target's context: data preparation with `too_long=cut` cuts chats after an answer"
             yield (
                 f"{self.cut.chats:,} training chats have more than {config.max_length:,} tokens (max_length), and the "
                 f"{self.cut.tokens:,} tokens after that are not trained on ({advice})"
@@ -316,7 +316,7 @@ class Outlook:
             return
         yield (
             f"{answers:,} answer tokens are few: 60,000 gave a target of 135 million parameters an accept length of "
-            "2.6, and published drafters were trained on 10 to 100 million. More chats help most; --method ngram "
+            "2.6, and published drafters were trained on 10 to 100 million. More chats help most; `method=ngram` "
             "needs no training and may be as fast (`eyas bench methods` compares them)"
         )
 
