@@ -303,7 +303,7 @@ class Replay:
 
         def analyze(texts: Sequence[int], draft: VerifiedDraft, *args: Any) -> None:
             learn(texts, draft, *args)
-            self._host += _ANALYSIS * (draft.tree.candidates is not None)
+            self._host += _ANALYSIS * (draft.tree.network.candidates is not None)
 
         # type: ignore[method-assign, assignment]
         arm.gain.settle = plan
@@ -337,7 +337,7 @@ class Replay:
         if spec is not None:
             tree = grown(spec, live)
             unread = sum(row.unread for row in live)
-            drafting = float(costs.draft_seconds(len(live), spec.max_fanout, tree.levels))
+            drafting = float(costs.draft_seconds(len(live), spec.max_fanout, tree.network.levels))
             drafting += float(costs.observe_seconds(unread, len(live))) if unread else 0.0
         paths = [row.path(tree, index) for index, row in enumerate(live)]
         emitted = sum(map(len, paths))

@@ -174,12 +174,12 @@ def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
     sampler = slots(drafter, before)
     spec = parse_tree("dynamic:3,3,12")
     first = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
-    assert not first.looked_up  # there is nothing to copy
+    assert not first.lookup.alone  # there is nothing to copy
     observe(drafter, [90])  # the network guessed wrong
     assert drafter.pairs.unread(0) == 0
     observe(drafter, loop)
     second = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
-    assert second.looked_up
+    assert second.lookup.alone
     assert second.tokens[0].tolist()[:6] == loop[:6]
     observe(drafter, [5, 6])
     assert drafter.pairs.unread(0) == 2
@@ -196,7 +196,7 @@ def test_the_network_rests_where_its_time_is_worth_more_than_its_guesses(draftin
     drafter._usual = 1.5
     drafter._drafting = drafting
     drafter._verifying = 0.5
-    assert drafter.draft(range(1), spec, sampler.coupling(range(1), True)).looked_up == rests
+    assert drafter.draft(range(1), spec, sampler.coupling(range(1), True)).lookup.alone == rests
 
 
 def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> None:
@@ -209,7 +209,7 @@ def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> N
     observe(drafter, [8])
     tree = drafter.draft(range(1), PlannedTree(SharedTree(1, 2, 4), found_only=True), coupling)
     assert not tree.size
-    assert tree.looked_up
+    assert tree.lookup.alone
     observe(drafter, [9])
     assert drafter.pairs.unread(0) == 1
 
@@ -220,10 +220,10 @@ def test_a_plan_may_leave_out_the_search() -> None:
     spec = PlannedTree(SharedTree(2, 2, 4))
     searched = drafter.draft(range(1), spec, coupling)
     assert searched.sources is not None
-    assert searched.lookup_seconds > 0.0
+    assert searched.lookup.seconds > 0.0
     tree = drafter.draft(range(1), replace(spec, looks_up=False), coupling)
     assert tree.sources is None
-    assert tree.lookup_seconds == 0.0
+    assert tree.lookup.seconds == 0.0
     assert torch.equal(tree.tokens, drafter.network.draft(range(1), spec, coupling).tokens)
 
 

@@ -20,7 +20,7 @@ from eyas.errors import InvariantError, UnsupportedModelError
 from eyas.targets import SlotCache, Target
 from eyas.targets.native.library import kernels
 from eyas.targets.native.states import NativeStates
-from eyas.targets.recurrent import ModuleSteps, StateModule
+from eyas.targets.recurrent import ByLevels, ModuleSteps
 from eyas.targets.states import RecurrentStates, SlotStates, StatePath
 from eyas.tree import DraftTree
 
@@ -204,7 +204,7 @@ def states_of(cache: SlotCache) -> list[Tensor]:
 def test_a_pass_reads_wide_weights_once() -> None:
     target = tiny.target("qwen3_next")
     cache, roots = filled(target)
-    module = next(part for part in target.model.modules() if isinstance(part, StateModule))
+    module = next(part for part in target.model.modules() if ByLevels.of(part) is not None)
     calls: Counter[str] = Counter()
     for name, child in module.named_children():
         child.register_forward_pre_hook(lambda _module, _args, name=name: calls.update([name]))
@@ -507,9 +507,12 @@ def check_bits(target: Target) -> None:
 def test_steps_that_depend_on_other_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight heads are less than PyTorch computes at once: their gates are others in a batch."""
     target = tiny.target("qwen3_5")
-    modules = [part for part in target.model.modules() if isinstance(part, StateModule)]
-    assert all(module.alone for module in modules)
-    assert not any(part.alone for part in tiny.target("lfm2").model.modules() if isinstance(part, StateModule))
+    forwards = [found for part in target.model.modules() if (found := ByLevels.of(part)) is not None]
+    others = [found for part in tiny.target("lfm2").model.modules() if (found := ByLevels.of(part)) is not None]
+    assert forwards
+    assert others
+    assert all(forward.alone for forward in forwards)
+    assert not any(forward.alone for forward in others)
     steps = Counter[int]()
     run = ModuleSteps._run
     monkeypatch.setattr(

@@ -208,9 +208,9 @@ def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, draft
     assume(not tied(candidates(spec, rows, table, groups)))  # which of equals goes on is the beam's own affair
     here = grow(plan, rows, drafting)
     there = grow(plan, rows, growth=SharedGrowth(plan, len(rows), CPU, drafting))
-    assert here.candidates is not None
-    assert there.candidates is not None
-    for ours, theirs in zip(here.candidates.scores, there.candidates.scores, strict=True):
+    assert here.network.candidates is not None
+    assert there.network.candidates is not None
+    for ours, theirs in zip(here.network.candidates.scores, there.network.candidates.scores, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     compact = dataclasses.replace(there, counted=None).compact()
     assert torch.equal(here.valid, compact.valid)
@@ -245,13 +245,13 @@ def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
     assert growth.expand(torch.tensor([[[-0.6, -2.0]], idle]), tokens) is not None
     assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, idle * 2]), tokens.expand(-1, 2, -1)) is None
     made = growth.tree()
-    assert (made.counted, made.levels) == (1, 2)
+    assert (made.counted, made.network.levels) == (1, 2)
 
 
 def test_candidates_are_kept_only_when_wanted() -> None:
     rows = [Text(1, 3, None), Text(2, 3, None)]
-    assert grow(SharedTree(3, 3, 5), rows).candidates is None
-    offered = grow(PlannedTree(SharedTree(3, 3, 5), keeps_candidates=True), rows).candidates
+    assert grow(SharedTree(3, 3, 5), rows).network.candidates is None
+    offered = grow(PlannedTree(SharedTree(3, 3, 5), keeps_candidates=True), rows).network.candidates
     assert offered is not None
     assert [level.shape[1] for level in offered.scores] == [3, 9, 9]
     assert [beam.shape[1] for beam in offered.beams] == [3, 3]
@@ -332,8 +332,8 @@ def test_a_text_whose_nodes_are_accepted_less_pays_more_for_them(seed: int, batc
     tree = priced(rows, (calibration,) * batch)
     assert torch.equal(tree.tokens, dear.tokens)
     assert torch.equal(tree.valid, dear.valid)
-    assert tree.promise is not None
-    torch.testing.assert_close(torch.tensor(tree.promise), (tree.logprob.exp() * tree.valid).sum(1))
+    assert tree.network.promise is not None
+    torch.testing.assert_close(torch.tensor(tree.network.promise), (tree.logprob.exp() * tree.valid).sum(1))
     own = priced(rows, (calibration, *(1.0,) * (batch - 1))).valid.sum(1)[0]
     assert own == dear.valid.sum(1)[0]
 

@@ -199,7 +199,7 @@ def test_what_nodes_were_worth_decides(text: str, values: ValueTable | None, kep
     pair = Pair([DRAFTED], [COPIED])
     tree = unite(spec, *pair.trees(spec), values, pair.groups)
     assert set(sources(tree, 0)) == kept
-    assert not tree.looked_up
+    assert not tree.lookup.alone
 
 
 def test_impossible_guesses_leave_the_copies() -> None:
@@ -232,10 +232,10 @@ def test_a_text_s_calibration_counts_for_guesses_but_not_for_copies(calibration:
     tree = unite(spec, *pair.trees(parse_tree("dynamic:3,2,3")), spec.values, pair.groups)
     copies = {(1, 7), (1, 7, 8), (1, 7, 8, 9)}
     assert set(sources(tree, 0)) == kept | copies
-    assert tree.promise is not None
+    assert tree.network.promise is not None
     second = min(0.45, 0.9 / calibration)  # no node is worth more than its parent
     known = {(1,): 0.9, (1, 2): second, (1, 2, 3): second / 2}
-    assert tree.promise[0] == pytest.approx(sum(known[path] for path in kept), rel=0.01)
+    assert tree.network.promise[0] == pytest.approx(sum(known[path] for path in kept), rel=0.01)
 
 
 def test_a_row_that_drafts_nothing_stays_empty_and_a_found_one_needs_no_network() -> None:
@@ -243,8 +243,8 @@ def test_a_row_that_drafts_nothing_stays_empty_and_a_found_one_needs_no_network(
     tree = grow(spec, [COPIED, Proposal()], CPU)
     assert set(sources(tree, 0)) == {(1,), (1, 7), (1, 7, 8), (1, 7, 8, 9)}  # longer than the network's levels
     assert not tree.valid[1].any()
-    assert tree.looked_up
-    assert grow(spec, [Proposal(), Proposal()], CPU).looked_up
+    assert tree.lookup.alone
+    assert grow(spec, [Proposal(), Proposal()], CPU).lookup.alone
 
 
 def test_values_multiply_along_paths_and_never_rise() -> None:

@@ -26,6 +26,7 @@ from eyas.errors import InvariantError
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearnedValues
+from eyas.tree.draft_tree import Lookup
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
 from eyas.tree.union import expected_levels, unite
 from eyas.tree.values import ValueTable
@@ -186,8 +187,8 @@ class HybridDrafter(Drafter):
         rests = spec.found_only or (some and self._copies_suffice(copies, wanted, spec, values, groups))
         device = self._device
         if rests:
-            tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
-            tree = replace(on_device(tree, device), found=found)
+            tree = unite(spec, None, copies, values, groups) if some else copies
+            tree = replace(on_device(tree, device), lookup=Lookup(alone=True, found=found))
         else:
             searched = time.perf_counter()
             tree = self.network.draft(rows, spec, coupling, drafting)
@@ -196,8 +197,9 @@ class HybridDrafter(Drafter):
             if some:
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
             if spec.looks_up:
-                tree = replace(tree, lookup_seconds=searched - began + time.perf_counter() - drafted)
-        tree = replace(tree, predicted=predicted_rows(found))
+                seconds = searched - began + time.perf_counter() - drafted
+                tree = replace(tree, lookup=replace(tree.lookup, seconds=seconds))
+        tree = replace(tree, lookup=replace(tree.lookup, predicted=predicted_rows(found)))
         self._drafted_at = time.perf_counter()
         self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree

@@ -61,7 +61,7 @@ class VerifiedDraft(NamedTuple):
         """How many of a row's nodes were copied from its request's prediction: the accepted ones, and the rejected."""
         tree = self.tree
         path = self.paths[row]
-        if tree.predicted is None or not tree.predicted[row]:
+        if not tree.lookup.predicted or not tree.lookup.predicted[row]:
             return 0, 0
         copied = tree.valid[row] if tree.sources is None else tree.valid[row] & (tree.sources[row] != Source.NETWORK)
         nodes: list[bool] = copied.tolist()

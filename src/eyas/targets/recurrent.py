@@ -1,7 +1,7 @@
 """Layers with a recurrent state, run one level of a pass at a time with transformers' own single-token step.
 
 They are recognized by what they do: any module that asks transformers' cache for a state (`ShapeProbe`). Such a module
-gets a subclass of its own class, which changes only passes over a slot cache. There its step runs once per level, with
+gets a `forward` around its own, which changes only passes over a slot cache. There its step runs once per level, with
 the level's nodes as the batch. Linears that read the module's input or compute its output run once for all tokens, so
 that their weights are read once per pass.
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from inspect import signature
 from typing import Any
 
@@ -37,30 +36,39 @@ class WideLinears:
     last: str | None = None
 
 
-class StateModule(nn.Module):
-    """The class that is put in front of a recurrent module's own class."""
+class ByLevels:
+    """The `forward` of a recurrent module: by levels over a slot cache, the module's own over anything else."""
 
-    wide: WideLinears
-    alone: bool
-    """Whether a token's step gives other bits in a batch than alone; each token is then run alone."""
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.wide = WideLinears()
+        self.alone = False
+        """Whether a token's step gives other bits in a batch than alone; each token is then run alone."""
+        self._own: Callable[..., Any] = module.forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    @staticmethod
+    def of(module: nn.Module) -> ByLevels | None:
+        """The `forward` of a module if it runs by levels."""
+        found = vars(module).get("forward")
+        return found if isinstance(found, ByLevels) else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, StagedCache)), None)
         if cache is None:
-            return super().forward(*args, **kwargs)
+            return self._own(*args, **kwargs)
         states = cache.states
         if not isinstance(states, RecurrentStates) or states.path is None:
-            raise UnsupportedModelError(f"{type(self).__name__} was run over a cache that has no states for it")
-        name, *_ = signature(super().forward).parameters
+            raise UnsupportedModelError(f"{type(self.module).__name__} was run over a cache that has no states for it")
+        name, *_ = signature(self._own).parameters
         hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
         if len(args) > 1:
-            raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
+            raise UnsupportedModelError(f"{type(self.module).__name__} is given more than its input by position")
 
         others: list[Any] = []  # the other values that one step returns
 
         def step(tokens: Tensor, seen: LevelStates) -> Tensor:
             given = {key: seen if value is cache else value for key, value in kwargs.items() if key != name}
-            out = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
+            out = self._own(tokens.unsqueeze(1), **given)
             if isinstance(out, tuple):
                 out, *others[:] = out
             made: Tensor = out[:, 0]
@@ -76,7 +84,7 @@ class StateModule(nn.Module):
                 out[tokens] = made
         assert out is not None
         if several and self.wide.last is not None:
-            out = self.get_submodule(self.wide.last)(out)
+            out = self.module.get_submodule(self.wide.last)(out)
         out = out.view(*hidden.shape[:2], -1)
         return (out, *others) if others else out
 
@@ -85,19 +93,21 @@ class ModuleSteps:
     """The single-token steps of a recurrent module over the tokens of a pass (`StepsOfPass`)."""
 
     def __init__(
-        self, module: StateModule, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor], several: bool
+        self, forward: ByLevels, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor], several: bool
     ) -> None:
-        """Take the inputs of all tokens, `hidden` [T, H], and the module's forward for W of them, `step`.
+        """Take the inputs of all tokens, `hidden` [T, H], and the module's own forward for W of them, `step`.
 
         With `several` steps, the outputs of wide linears are computed once for all tokens.
         """
+        module, wide = forward.module, forward.wide
         self.module = module
+        self._forward = forward
         self._hidden = hidden
         self._step = step
-        self._first = [_PrecomputedLinear(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
-        self._stand_ins: dict[str, nn.Module | None] = dict(zip(module.wide.first, self._first, strict=False))
-        if several and module.wide.last is not None:
-            self._stand_ins[module.wide.last] = nn.Identity()
+        self._first = [_PrecomputedLinear(module.get_submodule(name)(hidden)) for name in wide.first if several]
+        self._stand_ins: dict[str, nn.Module | None] = dict(zip(wide.first, self._first, strict=False))
+        if several and wide.last is not None:
+            self._stand_ins[wide.last] = nn.Identity()
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -109,7 +119,7 @@ class ModuleSteps:
             self.module._modules.update(own)
 
     def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
-        if self.module.alone and len(tokens) > 1:
+        if self._forward.alone and len(tokens) > 1:
             each = zip(tokens.view(-1, 1), states.singly(), strict=True)
             return torch.cat([self._run(token, state) for token, state in each])
         return self._run(tokens, states)
@@ -151,20 +161,13 @@ class _PrecomputedLinear(nn.Module):
         return self._outputs[self.tokens].view(*given.shape[:2], -1)
 
 
-@lru_cache
-def _before(own: Any) -> type[StateModule]:
-    return type(own.__name__, (StateModule, own), {"__module__": own.__module__})
-
-
 def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
     """Make recurrent modules run passes over a slot cache level by level."""
     for module, wide in modules.items():
-        if not isinstance(module, StateModule):
-            kind: Any = type(module)
-            module.__class__ = _before(kind)
-        assert isinstance(module, StateModule)
-        module.wide = wide
-        module.alone = False
+        by_levels = ByLevels.of(module) or ByLevels(module)
+        by_levels.wide = wide
+        by_levels.alone = False
+        vars(module)["forward"] = by_levels
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types

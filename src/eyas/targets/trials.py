@@ -33,7 +33,7 @@ from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import NativeTrials, TriedDecoder, inputs_as_floats, refusal
 from eyas.targets.native.verdicts import Verdict, read_verdict, verdict_file, write_verdict
 from eyas.targets.passes import KernelPasses, Passes
-from eyas.targets.recurrent import TRIED_BATCHES, ModuleSteps, StateModule
+from eyas.targets.recurrent import TRIED_BATCHES, ByLevels, ModuleSteps
 from eyas.targets.roundings import perturbed_by_rounding
 from eyas.targets.slots import SlotCache
 from eyas.targets.states import RecurrentStates
@@ -303,8 +303,8 @@ def find_odd_steps(target: Passes) -> None:
         if type(steps.module) not in odd and steps.odd(cache.states):
             odd.add(type(steps.module))
     for module in target.layers.modules():
-        if isinstance(module, StateModule):
-            module.alone = type(module) in odd
+        if (forward := ByLevels.of(module)) is not None:
+            forward.alone = type(module) in odd
 
 
 @inference

@@ -98,6 +98,32 @@ class Proposal:
 
 
 @dataclass(frozen=True)
+class NetworkDraft:
+    """How a network drafted a batch of trees, for whoever chooses the next ones."""
+
+    levels: int = 0
+    """Levels that it computed, if the host knows; fewer than planned if another level wasn't worth it."""
+    candidates: BeamCandidates | None = None
+    """The candidates from which its nodes were chosen, if the tree's spec keeps them."""
+    promise: Sequence[float] | None = None
+    """[B] expected number of its accepted nodes, in each row; None = not computed."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How copies for a batch of trees were found on the host."""
+
+    alone: bool = False
+    """Whether all nodes are copies: no network computed anything for the draft."""
+    seconds: float = 0.0
+    """Time spent looking for copies and merging them with the network's nodes."""
+    found: Sequence[Proposal] = ()
+    """[B] all that was found, if `alone`: nodes that weren't worth verifying are graded by what follows, too."""
+    predicted: Sequence[bool] = ()
+    """[B] whether the row's copies come from what its answer was predicted to be; empty = nobody's do."""
+
+
+@dataclass(frozen=True)
 class DraftTree:
     """A batch of draft trees, padded to N nodes.
 
@@ -113,25 +139,13 @@ class DraftTree:
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
-    candidates: BeamCandidates | None = None
-    """The candidates from which the network's nodes were chosen, if the tree's spec keeps them."""
-    levels: int = 0
-    """Levels that the network computed, if the host knows; fewer than planned if another level wasn't worth it."""
     draws: Draws | None = None
     """The distributions from which nodes were drawn, if the acceptance rule needs them."""
     scratch: Tensor | None = None
     """[B, N] bool: nodes that are run but never accepted, like their descendants; None = there are none."""
     sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = all the same
-    looked_up: bool = False
-    """Whether all nodes were found on the host: no network computed anything for the draft."""
-    lookup_seconds: float = 0.0
-    """Time spent looking for copies and merging them with the network's nodes."""
-    found: Sequence[Proposal] | None = None
-    """[B] all that was found, if `looked_up`: nodes that weren't worth verifying are graded by what follows, too."""
-    predicted: Sequence[bool] | None = None
-    """[B] whether the row's copies come from what its answer was predicted to be; None = nobody's do."""
-    promise: Sequence[float] | None = None
-    """[B] expected number of accepted nodes of the network, in each row; None = not computed."""
+    network: NetworkDraft = NetworkDraft()
+    lookup: Lookup = Lookup()
 
     @staticmethod
     @lru_cache(maxsize=64)

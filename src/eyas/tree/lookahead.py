@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eyas.errors import UsageError
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.draft_tree import DraftTree, NetworkDraft, TreeSpec
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -
         valid=valid.to(device),
         max_depth=int(depths.max()),
         counted=sum(sizes),
-        levels=1,  # all of it at once, so that its time counts
         scratch=(depths == 0).to(device),
+        network=NetworkDraft(levels=1),  # all of it at once, so that its time counts
     )
 
 

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 import torch
 from torch import Tensor
 
-from eyas.tree.draft_tree import DraftTree, Proposal, TreeSpec
+from eyas.tree.draft_tree import DraftTree, Lookup, Proposal, TreeSpec
 from eyas.tree.dynamic import BeamGrowth
 from eyas.tree.shared import HostGrowth
 from eyas.tree.union import unite
@@ -27,7 +27,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
     They are grown on the host, where the proposals are, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return replace(DraftTree.empty(len(proposals), device), looked_up=True, found=proposals)
+        return replace(DraftTree.empty(len(proposals), device), lookup=Lookup(alone=True, found=proposals))
     levels = [proposal.levels(spec.depth) for proposal in proposals]
     sizes = [len(nodes) for row in levels for nodes in row]
     if spec.found_only:
@@ -42,13 +42,14 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
             tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
-    return replace(on_device(tree, device), looked_up=True, found=proposals, predicted=predicted_rows(proposals))
+    lookup = Lookup(alone=True, found=proposals, predicted=predicted_rows(proposals))
+    return replace(on_device(tree, device), lookup=lookup)
 
 
-def predicted_rows(proposals: Sequence[Proposal]) -> list[bool] | None:
-    """[B] which rows' proposals come from their requests' predictions; None = no row's."""
+def predicted_rows(proposals: Sequence[Proposal]) -> list[bool]:
+    """[B] which rows' proposals come from their requests' predictions; empty = no row's."""
     rows = [proposal.predicted for proposal in proposals]
-    return rows if any(rows) else None
+    return rows if any(rows) else []
 
 
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
@@ -67,7 +68,16 @@ def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
     )
     sources = None if tree.sources is None else tree.sources.to(device, non_blocking=True)
     counted = int(tree.valid.sum())
-    return DraftTree(tokens, parents, logprob, valid, tree.max_depth, counted=counted, sources=sources)
+    return replace(
+        tree,
+        tokens=tokens,
+        parents=parents,
+        logprob=logprob,
+        valid=valid,
+        sources=sources,
+        counted=counted,
+        shared_ancestors=None,
+    )
 
 
 def _best_path(proposal: Proposal, depth: int) -> list[int]:

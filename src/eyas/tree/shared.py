@@ -38,6 +38,7 @@ from eyas.tree.draft_tree import (
     DraftTree,
     Frontier,
     Growth,
+    NetworkDraft,
     TreeSpec,
     all_valid,
 )
@@ -212,9 +213,7 @@ class PlannedTree(TreeSpec):
             valid=all_valid(1, size),
             max_depth=_level_of(max(chosen.nodes[0].tolist()), found.sizes) if size else 0,
             counted=size,
-            candidates=candidates,
-            levels=len(found.sizes),
-            promise=[chosen.promise],
+            network=NetworkDraft(len(found.sizes), candidates, [chosen.promise]),
         )
 
     def takes_all(self, counts: Sequence[int]) -> bool:
@@ -302,7 +301,7 @@ class SharedGrowth(BeamGrowth):
             logprob=torch.cat(self._logprobs, dim=1),
             valid=kept,
             max_depth=len(self._scores),
-            candidates=self._candidates() if self._plan.keeps_candidates else None,
+            network=NetworkDraft(candidates=self._candidates() if self._plan.keeps_candidates else None),
         ).keeping(kept, min(shape.budget, cap), counted)
 
     def _candidates(self) -> BeamCandidates:
@@ -407,9 +406,11 @@ class HostGrowth:
             valid=torch.from_numpy(valid),
             max_depth=_level_of(int(chosen[valid].max()), sizes) if valid.any() else 0,
             counted=int(valid.sum()),
-            candidates=_candidates(scores, sizes, self._beams) if self._plan.keeps_candidates else None,
-            levels=len(sizes),
-            promise=(np.exp(scores) * kept).sum(axis=1).tolist(),
+            network=NetworkDraft(
+                levels=len(sizes),
+                candidates=_candidates(scores, sizes, self._beams) if self._plan.keeps_candidates else None,
+                promise=(np.exp(scores) * kept).sum(axis=1).tolist(),
+            ),
         )
 
     def _add(self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices, sizes: Sequence[int]) -> None:

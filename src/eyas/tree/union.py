@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from eyas.runtime import to_device
 from eyas.tree.acceptance import GROUPS
-from eyas.tree.draft_tree import DraftTree, Source, TreeSpec, all_valid
+from eyas.tree.draft_tree import DraftTree, Lookup, NetworkDraft, Source, TreeSpec, all_valid
 from eyas.tree.values import ValueTable
 
 _COPY_SOURCES = frozenset((Source.LOOKUP, Source.DISPUTED))
@@ -48,12 +48,8 @@ def unite(
         allowed = _better_chain(merged, scores)
     kept = spec.keep(scores, allowed)
     most = min(spec.max_nodes, merged.size)
-    return replace(
-        merged.keeping(kept, most, None),
-        candidates=None if network is None else network.candidates,
-        levels=0 if network is None else network.levels,
-        looked_up=network is None,
-    )
+    computed = NetworkDraft() if network is None else network.network
+    return replace(merged.keeping(kept, most, None), network=computed, lookup=Lookup(alone=network is None))
 
 
 def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
@@ -253,13 +249,8 @@ def _united_on_host(
         for wanted, source, value in zip(chosen, sources, sums, strict=True):
             if wanted and source not in _COPY_SOURCES:
                 promise[-1] += math.exp(value) / (calibration if source == Source.NETWORK else 1.0)
-    return replace(
-        rows.tree(kept, depth),
-        candidates=None if network is None else network.candidates,
-        levels=0 if network is None else network.levels,
-        looked_up=network is None,
-        promise=promise,
-    )
+    computed = replace(NetworkDraft() if network is None else network.network, promise=promise)
+    return replace(rows.tree(kept, depth), network=computed, lookup=Lookup(alone=network is None))
 
 
 def _copied(sources: Tensor) -> Tensor:

@@ -79,9 +79,7 @@ class CopiedText(Text):
 
 def _network_s(tree: DraftTree) -> DraftTree:
     assert tree.sources is not None
-    return DraftTree(
-        tree.tokens, tree.parents, tree.logprob, tree.valid & (tree.sources % 2 != 1), tree.max_depth, looked_up=False
-    )
+    return DraftTree(tree.tokens, tree.parents, tree.logprob, tree.valid & (tree.sources % 2 != 1), tree.max_depth)
 
 
 @dataclass
@@ -121,7 +119,7 @@ class Lookups(Simulation):
         assert record.seconds is not None
         self.looked = self.looked + 1
         self.seconds = self.seconds + self.searching
-        tree = replace(record.draft.tree, lookup_seconds=self.searching)
+        tree = replace(record.draft.tree, lookup=replace(record.draft.tree.lookup, seconds=self.searching))
         return record._replace(
             draft=record.draft._replace(tree=tree),
             draft_seconds=record.draft_seconds + self.searching,

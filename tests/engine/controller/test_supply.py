@@ -32,7 +32,7 @@ def grow(spec: PlannedTree, seed: int, rows: int) -> tuple[BeamCandidates, list[
             [(*mine[p], t) for p, t in zip(ps, ts, strict=True)] for mine, (ps, ts) in zip(paths, grown, strict=True)
         ]
         frontiers.append({(row, *path) for row, mine in enumerate(paths) for path in mine})
-    offered = growth.tree().candidates
+    offered = growth.tree().network.candidates
     assert offered is not None
     return offered, frontiers
 
@@ -104,7 +104,7 @@ def test_levels_that_were_never_drafted_are_assumed_to_be_like_the_first() -> No
     """Chains of one sure token each: without this, nothing would say that longer ones pay."""
     growth = PlannedTree(SharedTree(1, 1, 1), keeps_candidates=True).start(1, torch.device("cpu"))
     growth.expand(torch.tensor([[[0.95]]]).log(), torch.zeros(1, 1, 1, dtype=torch.int64))
-    offered = growth.tree().candidates
+    offered = growth.tree().network.candidates
     assert offered is not None
     supply = Supply(WIDTHS, 6)
     before = supply.best[0] @ np.exp(BIN_CENTERS)  # [D] the value of the best candidate at each depth
@@ -121,7 +121,7 @@ def test_of_many_rows_others_are_looked_at_each_time() -> None:
     growth = PlannedTree(SharedTree(1, 1, 1), keeps_candidates=True).start(32, torch.device("cpu"))
     steps = torch.tensor([-0.005, -4.0] * 16).view(32, 1, 1)
     growth.expand(steps, torch.zeros(32, 1, 1, dtype=torch.int64))
-    offered = growth.tree().candidates
+    offered = growth.tree().network.candidates
     assert offered is not None
     supply = Supply((1,), 1)
     for _ in range(200):

@@ -355,9 +355,9 @@ def test_a_search_in_one_call_is_that_of_its_levels(
         assert found.size
         torch.testing.assert_close(found.logprob, expected.logprob, rtol=0, atol=1e-3 if temperature else 0)
         if spec.keeps_candidates:
-            assert found.candidates is not None
-            assert expected.candidates is not None
-            for part, other in zip(found.candidates.beams, expected.candidates.beams, strict=True):
+            assert found.network.candidates is not None
+            assert expected.network.candidates is not None
+            for part, other in zip(found.network.candidates.beams, expected.network.candidates.beams, strict=True):
                 assert torch.equal(part, other)
 
 
@@ -406,7 +406,7 @@ def test_a_search_chooses_what_pays(
             one = getattr(found, part)
             other = getattr(expected, part)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-        assert found.promise == pytest.approx(expected.promise, rel=1e-5)
+        assert found.network.promise == pytest.approx(expected.network.promise, rel=1e-5)
         sizes.add(found.size)
     assert sizes == {limit or 21} if not price else max(sizes) < 21
     assert (sizes == {0}) == (price == 2.0)

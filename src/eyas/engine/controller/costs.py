@@ -327,17 +327,17 @@ class CostModel:
         prompts; `counted`: whether the host knows the tree's nodes and the time of drafting.
         """
         tree = None if record.draft is None else record.draft.tree
-        in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
+        in_vain = tree is not None and tree.lookup.alone and not tree.size  # a plain pass
         padded = record.padded if counted else 0
         if tree is None or in_vain or record.spec is None:
             if (record.spec is None or in_vain) and not cold:
                 seconds = record.pass_seconds if in_vain else record.whole
                 self.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
-        elif tree.looked_up:  # nothing was drafted, and the pairs are deferred
+        elif tree.lookup.alone:  # nothing was drafted, and the pairs are deferred
             self.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
         else:
             passing = record.pass_seconds
-            levels = 0 if fresh else tree.levels
+            levels = 0 if fresh else tree.network.levels
             if not counted:  # the host's clock can't separate drafting from verifying on a device
                 drafting = self.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
                 passing = record.draft_seconds + passing - float(drafting)

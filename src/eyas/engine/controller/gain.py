@@ -71,11 +71,11 @@ class GainModel:
         self, texts: Sequence[int], draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None
     ) -> None:
         """Learn from a verified draft of `texts` [R], and from its candidates if they were kept; `groups` [R]."""
-        if draft.tree.candidates is not None:
+        if draft.tree.network.candidates is not None:
             alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
-            self._supply.learn(draft.tree.candidates, groups, alive)
-        found, emitted = draft.tree.found, draft.emitted
-        if found is None or emitted is None:
+            self._supply.learn(draft.tree.network.candidates, groups, alive)
+        found, emitted = draft.tree.lookup.found, draft.emitted
+        if not found or emitted is None:
             self._acceptance.learn_tree(draft.tree, draft.paths, groups)
         else:
             steps = [graded(one, tokens) for one, tokens in zip(found, emitted, strict=True)]

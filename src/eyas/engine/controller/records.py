@@ -57,12 +57,12 @@ class RoundRecord(NamedTuple):
     @property
     def drafted(self) -> bool:
         """Whether a network, or a window, made the draft, if there is one."""
-        return self.draft is not None and not self.draft.tree.looked_up
+        return self.draft is not None and not self.draft.tree.lookup.alone
 
     @property
     def lookup_seconds(self) -> float:
         """The part of `draft_seconds` in which a drafter with a network looked for copies."""
-        return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
+        return 0.0 if self.draft is None else self.draft.tree.lookup.seconds
 
     @property
     def copied(self) -> list[int]:

@@ -163,7 +163,7 @@ def _alike(widths: tuple[int, ...], depth: int, grade: int) -> tuple[Array, Arra
         )
     ) is not None:
         count = frontier.tokens.shape[1]
-    offered = growth.tree().candidates
+    offered = growth.tree().network.candidates
     assert offered is not None
     made = Supply(widths, depth, doubt=0.0)
     made.learn(offered, np.zeros(1, dtype=np.int64))

@@ -182,5 +182,5 @@ class TreeArm(DraftArm):
         kept = [len(path) - 1 - found for path, found in zip(draft.paths, record.copied, strict=True)]
         drafted = sum(kept)
         if judged is not None and record.drafted:
-            self.texts.judge(judged.accepted, record.texts, draft.tree.promise, kept, record.drafting)
+            self.texts.judge(judged.accepted, record.texts, draft.tree.network.promise, kept, record.drafting)
         return drafted

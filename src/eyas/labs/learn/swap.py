@@ -367,7 +367,7 @@ def padded_together(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftT
             logprob=tree.logprob.where(rows, made.logprob),
             valid=tree.valid.where(rows, made.valid),
             max_depth=max(made.max_depth, tree.max_depth),
-            candidates=_joined(made.candidates, tree.candidates, rows),
+            network=replace(made.network, candidates=_joined(made.network.candidates, tree.network.candidates, rows)),
         )
     counts = [tree.counted for tree, _ in parts]
     total = None if None in counts else int(made.valid.sum()) if device.type == "cpu" else None

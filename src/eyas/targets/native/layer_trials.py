@@ -38,6 +38,7 @@ from eyas.targets.native.packed import WeightFormat
 from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.states import NativeStates
 from eyas.targets.passes import Passes
+from eyas.targets.recurrent import ByLevels
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
@@ -156,7 +157,7 @@ class NativeTrials:
     def alone(
         self, index: int, positions: Tensor, rope: int, cut: int, states: Tensor, shapes: tuple[KVShape, KVShape] | None
     ) -> Tensor:
-        return SingleLayer(self.native, index, positions, rope, cut).of(states, shapes)
+        return layer_output(single_layer(self.native, index, positions, rope, cut), states, shapes)
 
     def whole(
         self, tokens: Tensor, shapes: Sequence[tuple[KVShape, KVShape] | None]
@@ -170,47 +171,48 @@ class NativeTrials:
         return done.taps.unbind(1), done.logits
 
 
-class SingleLayer(NativeDecoder):
-    """One layer of a native decoder as its own decoder, from states to states, without rounding to bfloat16."""
+def single_layer(whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> NativeDecoder:
+    """One layer of a native decoder as its own decoder, from states to states, without rounding to bfloat16.
 
-    def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> None:
-        """Rotate the tokens at `positions` [T] by the RoPE table with index `rope` (-1 = none).
+    It rotates the tokens at `positions` [T] by the RoPE table with index `rope` (-1 = none). The window is shortened by
+    `cut`.
+    """
+    layer = Layer.from_buffer_copy(whole._layers[index])
+    layer.rope = rope
+    layer.window = layer.window and shortened(layer.window, cut)
+    layer.experts.rounds_scores = layer.experts.rounds_weights = 0
+    made = copy.copy(whole)  # the same weights
+    made._layers = (Layer * 1)(layer)
+    made._struct = Decoder.from_buffer_copy(whole._struct)
+    made._struct.layers = made._layers
+    made._struct.count = 1
+    made._struct.limit = 0
+    made._struct.bf16 = made._struct.rounds_twice = made._struct.embedding_kind = made._struct.returns_normed = 0
+    made._struct.norm = made._struct.position_embedding = None
+    made._struct.mix = Linear()
+    made._struct.head = Linear()
+    made._struct.embedding_scale = 1.0
+    made._dtype = torch.float32
+    made._limit = len(positions)  # the tables end there
+    if made._ropes:
+        turned = zip(*(tables(positions.unsqueeze(0)) for tables in made._ropes), strict=True)
+        cosines, sines = (torch.cat(tables).float().contiguous() for tables in turned)
+        made._tables = (cosines, sines)
+    return made
 
-        The window is shortened by `cut`.
-        """
-        vars(self).update(vars(whole))
-        layer = Layer.from_buffer_copy(whole._layers[index])
-        layer.rope, layer.window = rope, layer.window and shortened(layer.window, cut)
-        layer.experts.rounds_scores = layer.experts.rounds_weights = 0
-        self._layers = (Layer * 1)(layer)
-        self._struct = Decoder.from_buffer_copy(whole._struct)
-        self._struct.layers = self._layers
-        self._struct.count = 1
-        self._struct.limit = 0
-        self._struct.bf16 = self._struct.rounds_twice = self._struct.embedding_kind = self._struct.returns_normed = 0
-        self._struct.norm = self._struct.position_embedding = None
-        self._struct.mix = Linear()
-        self._struct.head = Linear()
-        self._struct.embedding_scale = 1.0
-        # the tables end there
-        self._dtype = torch.float32
-        self._limit = len(positions)
-        if self._ropes:
-            made = zip(*(tables(positions.unsqueeze(0)) for tables in self._ropes), strict=True)
-            cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
-            self._tables = (cosines, sines)
 
-    @torch.inference_mode()
-    def of(self, states: Tensor, shapes: tuple[KVShape, KVShape] | None) -> Tensor:
-        """Return the layer's output for states [T, H], one for each of its positions.
+@torch.inference_mode()
+def layer_output(layer: NativeDecoder, states: Tensor, shapes: tuple[KVShape, KVShape] | None) -> Tensor:
+    """The output of a `single_layer` for states [T, H], one for each of its positions.
 
-        `shapes` are the shapes of its keys and values; None = it has a recurrent state.
-        """
-        states, count = states.contiguous(), len(states)
-        self._struct.embedding = states.data_ptr()
-        self._struct.embeddings = count
-        cache = _one_slot(self, [shapes], torch.float32, count)
-        return self.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
+    `shapes` are the shapes of its keys and values; None = it has a recurrent state.
+    """
+    states = states.contiguous()
+    count = len(states)
+    layer._struct.embedding = states.data_ptr()
+    layer._struct.embeddings = count
+    cache = _one_slot(layer, [shapes], torch.float32, count)
+    return layer.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
 
 
 @contextmanager
@@ -326,6 +328,8 @@ def _told_apart_by(value: Any) -> Any:
     """What tells a value from others: itself if it is plain, its shape if it holds weights, otherwise which it is."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
+    if isinstance(value, ByLevels):
+        return value.wide
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, tuple | list):
