@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.scheduler import PassSize
+from eyas.engine.scheduler import PassSizeLimits
 from eyas.targets.slots import CacheRoom
 
 wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(0, 12)), max_size=30)
@@ -69,7 +69,7 @@ def test_where_memory_ended_is_remembered_until_all_is_quiet() -> None:
 
 
 def test_after_a_while_without_failure_larger_passes_are_tried() -> None:
-    passes = PassSize(64, 512)
+    passes = PassSizeLimits(CacheRoom(64, None), 64, 512)
     assert (passes.rows, passes.prefill_chunk, passes.fits(10**6)) == (64, 512, True)
     passes.exhausted(100)
     assert (passes.rows, passes.prefill_chunk, passes.fits(50), passes.fits(51)) == (50, 50, True, False)
@@ -88,7 +88,7 @@ def test_after_a_while_without_failure_larger_passes_are_tried() -> None:
     assert passes.rows == passes.prefill_chunk == 1
     passes.restore()
     assert passes.rows == 64
-    assert PassSize(4, None).prefill_chunk is None
+    assert PassSizeLimits(CacheRoom(4, None), 4, None).prefill_chunk is None
 
 
 rows = st.lists(st.integers(1, 400), min_size=1, max_size=9)

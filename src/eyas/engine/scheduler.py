@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
 from eyas.engine.sequence import PrefillBatch, SequenceState
@@ -39,7 +38,7 @@ Move = tuple[int, int]
 class RunningSlots:
     """The sequences in slots: those that decode, then those whose prompt isn't read yet."""
 
-    def __init__(self, room: CacheRoom, passes: PassSize) -> None:
+    def __init__(self, room: CacheRoom, passes: PassSizeLimits) -> None:
         self._room = room
         self._passes = passes
         self.decoding: list[SequenceState] = []
@@ -137,7 +136,7 @@ class RunningSlots:
 class StepBudget:
     """Whom a step is for, and how much goes into it: prompt tokens until the next round, and that round's rows."""
 
-    def __init__(self, passes: PassSize) -> None:
+    def __init__(self, passes: PassSizeLimits) -> None:
         self.copied = 0
         """Prompt tokens copied from the prefix cache since the last round."""
         self._read = 0  # prompt tokens read since then
@@ -233,9 +232,8 @@ class Scheduler:
     def __init__(self, limits: Limits, dense: int | None = None, enough: int | None = None) -> None:
         """`dense` as in `CacheRoom`. A pass that ends prompts needs only `enough` tokens; None = all it can share."""
         self.limits = limits
-        self._enough = enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
-        self.passes = PassSize(limits.max_running, limits.prefill_chunk)
+        self.passes = PassSizeLimits(self.room, limits.max_running, limits.prefill_chunk, enough)
         self.waiting = WaitingQueue[SequenceState](limits.max_waiting)
         self.running = RunningSlots(self.room, self.passes)
         self.budget = StepBudget(self.passes)
@@ -323,11 +321,7 @@ class Scheduler:
         return self.waiting.peek(held, self.budget.alone or None), held
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step. Neighbors share passes unless most of the padded batch would be empty.
-
-        If prompts are read in pieces, the step ends with the first pass that leads to first tokens and is large enough
-        to be efficient, so that these are handed out before later prompts are read.
-        """
+        """What to prefill in this step, in passes as `PassSizeLimits` makes them."""
         left = self.budget.left
         alone = self.budget.alone
         prefilling = self.running.prefilling
@@ -336,17 +330,7 @@ class Scheduler:
         if alone:
             last = max((at for at, one in enumerate(prefilling, 1) if one.client in alone), default=0)
             prefilling = prefilling[:last]
-        batches = _Batches(self.room, self.running)
-        for sequence in prefilling:
-            count = sequence.unread if left is None else min(sequence.unread, left)
-            if left is not None:
-                left -= count
-            if not count:
-                continue
-            size = batches.add(sequence, count)
-            if left is not None and self._enough is not None and size.whole and size.tokens >= self._enough:
-                break
-        return batches.made
+        return self.passes.batches(self.running.sequences, prefilling, left)
 
     def columns(self, staging: int) -> list[int]:
         """Cache columns that each sequence in a slot needs for its next pass."""
@@ -424,87 +408,12 @@ def _length_soon(sequence: SequenceState) -> int:
     return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 
 
-class _BatchSize(NamedTuple):
-    """The size of a growing batch of prompts: adding it up again for each prompt takes a minute for hundreds."""
+class PassSizeLimits:
+    """How large passes may be, and which prompts share one.
 
-    rows: int = 0
-    cached: int = 0
-    """Cached tokens of all rows."""
-    longest: int = 0
-    """Maximum number of cached tokens of a row."""
-    tokens: int = 0
-    """Tokens to read, of all rows."""
-    most: int = 0
-    """Maximum number of tokens to read of a row."""
-    whole: bool = True
-    """Whether all rows can decode afterwards."""
-
-    def joined(self, one: SequenceState, count: int) -> _BatchSize:
-        """The size with `count` tokens of one more sequence."""
-        return _BatchSize(
-            self.rows + 1,
-            self.cached + one.cached,
-            max(self.longest, one.cached),
-            self.tokens + count,
-            max(self.most, count),
-            self.whole and count == one.unread,
-        )
-
-
-class _Others:
-    """The columns that sequences in slots need, except for some neighbors."""
-
-    def __init__(self, columns: Sequence[int]) -> None:
-        self._until = list(accumulate(columns, max, initial=0))
-        self._from = list(accumulate(reversed(columns), max, initial=0))[::-1]
-        self._sums = list(accumulate(columns, initial=0))
-
-    def but(self, slots: range) -> tuple[int, int]:
-        """Maximum number of columns that one needs and what all need together, without those in `slots`."""
-        longest = max(self._until[slots.start], self._from[slots.stop])
-        return longest, self._sums[-1] - self._sums[slots.stop] + self._sums[slots.start]
-
-
-class _Batches:
-    """Batches of prompts, assembled one prompt after another."""
-
-    def __init__(self, room: CacheRoom, running: RunningSlots) -> None:
-        self.made: list[PrefillBatch] = []
-        self._size = _BatchSize()  # of the last
-        self._room = room
-        self._slots = len(running)
-        self._others = _Others([one.known + 1 for one in running.sequences])
-
-    def add(self, sequence: SequenceState, count: int) -> _BatchSize:
-        """Add `count` tokens of one more prompt to the last batch, or to a new one; returns the size of that batch."""
-        joint = self._size.joined(sequence, count)
-        if self.made and self._shareable(self.made[-1].rows, joint, sequence):
-            self.made[-1].sequences.append(sequence)
-            self.made[-1].counts.append(count)
-            self._size = joint
-        else:
-            self.made.append(PrefillBatch([sequence], [count]))
-            self._size = _BatchSize().joined(sequence, count)
-        return self._size
-
-    def _shareable(self, rows: range, joint: _BatchSize, sequence: SequenceState) -> bool:
-        """Whether the last batch, in the slots `rows`, takes one more sequence, with which its size is `joint`."""
-        if sequence.slot != rows.stop:  # a sequence between them has nothing to read
-            return False
-        if self._size.whole and not joint.whole:  # it would keep the others from their first tokens
-            return False
-        columns = joint.longest + joint.most + 1  # all rows stage equally many
-        if joint.rows * columns > 2 * (joint.cached + joint.tokens):
-            return False
-        longest, total = self._others.but(range(rows.start, rows.stop + 1))
-        taken = total + joint.cached + joint.rows * (joint.most + 1)
-        return self._room.holds(self._slots, max(longest, columns), taken)
-
-
-class PassSize:
-    """How many tokens a pass may hold: any number until memory runs out in a pass, then half as many as that one held.
-
-    After a while without such a failure, twice as many are tried.
+    A pass may hold any number of tokens until memory runs out in one, then half as many as that one held. After a while
+    without such a failure, twice as many are tried. Prompts in neighboring slots share passes unless most of the padded
+    batch would be empty.
     """
 
     MIN_TOKENS = 16
@@ -512,11 +421,15 @@ class PassSize:
     _RECOVERY = 256
     """Steps without a failure before more tokens are tried."""
 
-    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
+    def __init__(self, room: CacheRoom, max_running: int, prefill_chunk: int | None, enough: int | None = None) -> None:
+        """A pass that ends prompts needs only `enough` tokens; None = all it can share."""
+        self._room = room
         self._max_running = max_running
         self._prefill_chunk = prefill_chunk
+        self._enough = enough
         self._most: int | None = None
-        self._failed = self._steps = 0
+        self._failed = 0
+        self._steps = 0
 
     @property
     def rows(self) -> int:
@@ -554,3 +467,52 @@ class PassSize:
         self._most = None
         self._failed = 0
         self._steps = 0
+
+    def batches(
+        self, in_slots: Sequence[SequenceState], prompts: Iterable[SequenceState], left: int | None
+    ) -> list[PrefillBatch]:
+        """The passes over `prompts`, in the order of their slots, which read at most `left` tokens; None = all.
+
+        With a limit the step ends with the first pass that leads to first tokens and is large enough to be efficient,
+        so that these are handed out before later prompts are read.
+        """
+        columns = [one.known + 1 for one in in_slots]
+        # [slots + 1] by slot: the longest of those before it, the longest from it on, and the sum of those before it
+        before = list(accumulate(columns, max, initial=0))
+        after = list(accumulate(reversed(columns), max, initial=0))[::-1]
+        sums = list(accumulate(columns, initial=0))
+        made: list[PrefillBatch] = []
+        for sequence in prompts:
+            count = sequence.unread if left is None else min(sequence.unread, left)
+            if left is not None:
+                left -= count
+            if not count:
+                continue
+            joins = False
+            if made and self._alike(made[-1], sequence, count):
+                first = made[-1].rows.start
+                stop = made[-1].rows.stop + 1
+                batch = made[-1]
+                # all rows of a pass stage as many columns as its longest
+                staged = max(batch.most, count) + 1
+                longest = max(batch.longest, sequence.cached) + staged
+                taken = batch.cached + sequence.cached + (stop - first) * staged
+                others = sums[-1] - sums[stop] + sums[first]
+                joins = self._room.holds(len(columns), max(before[first], after[stop], longest), others + taken)
+            if not joins:
+                made.append(PrefillBatch([], []))
+            made[-1].add(sequence, count)
+            if left is not None and self._enough is not None and made[-1].whole and made[-1].tokens >= self._enough:
+                break
+        return made
+
+    @staticmethod
+    def _alike(batch: PrefillBatch, sequence: SequenceState, count: int) -> bool:
+        """Whether `count` tokens of one more prompt belong into the pass over a batch, if there is room for both."""
+        if sequence.slot != batch.rows.stop:  # a sequence between them has nothing to read
+            return False
+        if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens
+            return False
+        columns = max(batch.longest, sequence.cached) + max(batch.most, count) + 1
+        real = batch.cached + sequence.cached + batch.tokens + count
+        return (len(batch.sequences) + 1) * columns <= 2 * real

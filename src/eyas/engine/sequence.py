@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from eyas.engine.fair_queue import client_of
 from eyas.errors import RequestError
@@ -172,11 +172,37 @@ def slots_of(neighbors: Sequence[SequenceState]) -> range:
     return range(first, first + len(neighbors))
 
 
-class PrefillBatch(NamedTuple):
-    """Sequences in neighboring slots that prefill in the same passes, `counts` tokens of each."""
+class PrefillBatch:
+    """Sequences in neighboring slots that prefill in the same passes, `counts` tokens of each.
 
-    sequences: list[SequenceState]
-    counts: list[int]
+    Its sums are kept as it grows: adding them up again for each of hundreds of prompts takes long.
+    """
+
+    def __init__(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+        self.sequences: list[SequenceState] = []
+        self.counts: list[int] = []
+        self.tokens = 0
+        """Tokens to read, of all rows."""
+        self.most = 0
+        """The most tokens to read of a row."""
+        self.cached = 0
+        """Cached tokens of all rows."""
+        self.longest = 0
+        """The most cached tokens of a row."""
+        self.whole = True
+        """Whether all its sequences can decode afterwards."""
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.add(sequence, count)
+
+    def add(self, sequence: SequenceState, count: int) -> None:
+        """Read `count` tokens of one more sequence, too."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.tokens += count
+        self.most = max(self.most, count)
+        self.cached += sequence.cached
+        self.longest = max(self.longest, sequence.cached)
+        self.whole = self.whole and count == sequence.unread
 
     @property
     def rows(self) -> range:
@@ -186,12 +212,7 @@ class PrefillBatch(NamedTuple):
     @property
     def columns(self) -> list[int]:
         """The cache columns that each row takes, its root included: all rows stage equally many."""
-        return [one.cached + max(self.counts) + 1 for one in self.sequences]
-
-    @property
-    def whole(self) -> bool:
-        """Whether all its sequences can decode afterwards."""
-        return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
+        return [one.cached + self.most + 1 for one in self.sequences]
 
     def windows(self) -> list[list[int]]:
         """The tokens that each sequence reads, and the one after them."""
