@@ -12,7 +12,7 @@ import torch
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Limits, Speculation, runner, scheduler
-from eyas.engine.fair_queue import TimeShares
+from eyas.engine.fair_share import FairTime
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
 from eyas.targets import KVShape, SlotCache, Target, slots
 from eyas.tree import parse_tree
@@ -493,8 +493,8 @@ def test_a_round_reads_pairs_of_few_rows_that_are_far_behind(monkeypatch: pytest
 def test_a_client_with_few_requests_goes_past_the_half_read_prompts_of_one_with_many(
     monkeypatch: pytest.MonkeyPatch, tree: str | None
 ) -> None:
-    charge = TimeShares.charge
-    monkeypatch.setattr(TimeShares, "charge", lambda self, *_: charge(self, {"greedy": 1}, 0.1))  # who is behind
+    charge = FairTime.charge
+    monkeypatch.setattr(FairTime, "charge", lambda self, *_: charge(self, {"greedy": 1}, 0.1))  # who is behind
     run = engine(tree, max_running=16, prefill_chunk=4)
     many = [run.submit(request(index % 2 * 2, 12, seed=index), queue_key="greedy/") for index in range(12)]
     for _ in range(6):

@@ -9,7 +9,7 @@ When the cache is full, the youngest sequence loses its slot and waits at the he
 tokens are kept, and read again later. The last sequence never loses its slot, so the oldest always ends, and so all do.
 If no slot is free for a client that has fewer than another, the youngest sequence of the client with most makes room.
 
-A step may be for some clients alone, or bounded for a client with many requests (`TimeShares`). Then other prompts
+A step may be for some clients alone, or bounded for a client with many requests (`FairTime`). Then other prompts
 wait, even half-read ones, and decoding rows take turns.
 """
 
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
+from eyas.engine.fair_share import FairTime, StepPlan, WaitingQueue
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError
 from eyas.targets.slots import CacheRoom
@@ -141,7 +141,7 @@ class StepBudget:
         """Prompt tokens copied from the prefix cache since the last round."""
         self._read = 0  # prompt tokens read since then
         self._passes = passes
-        self._time = TimeShares()
+        self._time = FairTime()
         self._plan = StepPlan()
         self._turn = 0  # the slot of the row that decodes next when rows take turns
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eyas.engine.fair_queue import client_of
+from eyas.engine.fair_share import client_of
 from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids

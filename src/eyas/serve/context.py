@@ -9,8 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,10 +19,9 @@ from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
-from eyas.engine.fair_queue import FairQueue, client_of
-from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
 from eyas.serve.errors import ApiError, too_late, unavailable
+from eyas.serve.fair_turns import FairTurns, FairWorkers
 from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.text.reasoning import AUTO, ReasoningMarks, check_parser, reasoning_marks
@@ -36,8 +33,6 @@ _LARGE = 1 << 16
 _SECONDS_PER_CHARACTER = 4e-8
 """The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
-_MAX_WAITING = 32 << 20
-"""Maximum waiting characters; beyond it, clients that have text waiting already are refused."""
 
 log = logging.getLogger(__name__)
 
@@ -103,104 +98,6 @@ class ServeSettings(StrictModel):
         return check_parser(name)
 
 
-@dataclass(eq=False)
-class _Job:
-    """A call that waits for its turn."""
-
-    index: int
-    key: str
-    longest: int
-    """Its cost in characters."""
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class FairWorkers:
-    """A thread pool for one event loop that shares its turns fairly between clients and their users."""
-
-    def __init__(self, threads: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(threads, name)
-        self._free = threads
-        self._queue = FairQueue[_Job]()
-        self._submitted = 0
-
-    async def run(self, key: str, characters: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function on one of the threads when it is this queue key's turn. Raises QueueFullError.
-
-        A call that is cancelled before its turn is never made. If cancelled later, it runs to its end on its thread.
-        """
-        waiting = sum(job.longest for job in self._queue)
-        if waiting + characters > _MAX_WAITING and self._queue.count(client_of(key)):
-            raise QueueFullError("too much text is waiting to be read: try again later", 5.0)
-        job = _Job(self._submitted, key, characters)
-        self._submitted += 1
-        self._queue.push(job)
-        self._give_turns()
-        try:
-            await job.turn
-        except asyncio.CancelledError:
-            if job in self._queue:
-                self._queue.remove(job)
-            elif not job.turn.cancelled():
-                self._ended()
-            raise
-        loop = asyncio.get_running_loop()
-        call = self._pool.submit(function, *arguments)
-
-        def ended(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._ended)
-
-        call.add_done_callback(ended)
-        return await asyncio.wrap_future(call)
-
-    def _ended(self) -> None:
-        self._free += 1
-        self._give_turns()
-
-    def _give_turns(self) -> None:
-        while self._free and self._queue:
-            turn = self._queue.pop().turn
-            if not turn.cancelled():  # else its request was cancelled but hasn't removed it yet
-                self._free -= 1
-                turn.set_result(None)
-
-
-class FairTurns:
-    """Lets clients take turns to start requests, at most one per iteration of the event loop."""
-
-    def __init__(self, pause: float = 0.0) -> None:
-        """`pause`: seconds per character of a request before the next one may start."""
-        self._queue = FairQueue[_Job]()
-        self._pause = pause
-        self._submitted = 0
-        self._giving = False
-
-    async def next(self, key: str, characters: int) -> None:
-        """Wait for the turn of a request with `characters` characters."""
-        loop = asyncio.get_running_loop()
-        job = _Job(self._submitted, key, characters)
-        self._submitted += 1
-        self._queue.push(job)
-        if not self._giving:
-            self._giving = True
-            loop.call_soon(self._give_turn, loop)
-        try:
-            await job.turn
-        except asyncio.CancelledError:
-            if job in self._queue:
-                self._queue.remove(job)
-            raise
-
-    def _give_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._queue:
-            job = self._queue.pop()
-            if not job.turn.cancelled():  # else its request was cancelled but hasn't removed it yet
-                job.turn.set_result(None)
-                loop.call_later(self._pause * job.longest, self._give_turn, loop)
-                return
-        self._giving = False
-
-
 @dataclass
 class ServerContext:
     """The state that a server's routes share."""
@@ -215,8 +112,8 @@ class ServerContext:
     """Fields that were already logged as ignored."""
     _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
     _large_workers: FairWorkers = field(default_factory=lambda: FairWorkers(1, "tokenize-large"))
-    _turns: FairTurns = field(default_factory=FairTurns)
-    _large_turns: FairTurns = field(default_factory=lambda: FairTurns(_SECONDS_PER_CHARACTER))
+    _turns: FairTurns = field(default_factory=lambda: FairTurns(1))
+    _large_turns: FairTurns = field(default_factory=lambda: FairTurns(1))
 
     @property
     def engine(self) -> ServedEngine:
@@ -269,7 +166,15 @@ class ServerContext:
 
     async def turn_to_read(self, client: str, characters: int) -> None:
         """Wait until it is the client's turn to have a body of `characters` characters parsed and checked."""
-        await (self._turns if characters <= _LARGE else self._large_turns).next(client, characters)
+        if characters <= _LARGE:
+            turns = self._turns
+            pause = 0.0
+        else:
+            turns = self._large_turns
+            pause = _SECONDS_PER_CHARACTER * characters
+        await turns.take(client, characters)
+        # at most one begins in an iteration of the event loop
+        asyncio.get_running_loop().call_later(pause, turns.give_back)
 
     async def in_worker(
         self, function: Callable[..., T], *arguments: Any, characters: int = 0, info: RequestInfo | None = None

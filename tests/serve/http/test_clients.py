@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from eyas.errors import UsageError
-from eyas.serve.context import FairWorkers, ServeSettings
+from eyas.serve.context import ServeSettings
+from eyas.serve.fair_turns import FairWorkers
 from eyas.serve.http import request as reading
 from eyas.serve.http.streaming import encoded
 from eyas.session import load

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, NamedTuple
 
-from eyas.engine.fair_queue import client_of
+from eyas.engine.fair_share import client_of
 from eyas.errors import CacheMemoryError, PassMemoryError, RequestError
 from eyas.serve.api.encode import EncodedRequest
 from eyas.serve.context import RequestInfo, ServerContext

@@ -1,9 +1,15 @@
-"""Fair queueing in two levels: clients share the slots, and the users of a client share what it gets.
+"""Fair shares: a client has as much of what is scarce as any other, however much it asks for.
 
-Each level is start-time fair queueing (Goyal, Vin, Cheng 1996). A key's start tag is the level's virtual time, or the
-moment its last request ends on that clock if that is later. The smallest tag goes first. A request lasts as long as
-it may cost, so keys that keep the queue filled get equal shares of cost, and a new key is served next, however many
-requests of another key wait. A client can invent users at no cost, so having many doesn't enlarge its share.
+A client is an API key, or an address; its users share what it gets. Shares are kept in three ways, one for each thing
+that is scarce: whose turn is next (`FairQueue`), how many slots a client holds (`Scheduler.crowding`), and how much
+time passes take for it (`FairTime`). The server lets clients take turns with their bodies by the first of them
+(`eyas.serve.fair_turns`).
+
+`FairQueue` is start-time fair queueing (Goyal, Vin, Cheng 1996) in two levels: clients share the turns, and the users
+of a client share what it gets. A key's start tag is the level's virtual time, or the moment its last request ends on
+that clock if that is later. The smallest tag goes first. A request lasts as long as it may cost, so keys that keep the
+queue filled get equal shares of cost, and a new key is served next, however many requests of another key wait. A client
+can invent users at no cost, so having many doesn't enlarge its share.
 
 Preempted sequences come before their user's other sequences, oldest first, and aren't charged again.
 """
@@ -229,7 +235,7 @@ class StepPlan(NamedTuple):
     """That client."""
 
 
-class TimeShares:
+class FairTime:
     """How much time passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
 
     Every row slows a round down, and a prompt takes seconds. So while one client has many requests and another few, or

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares, client_of
+from eyas.engine.fair_share import FairQueue, FairTime, StepPlan, client_of
 from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
@@ -77,7 +77,7 @@ def test_clients_that_have_fewer_in_hand_come_first() -> None:
 
 
 def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
-    shares = TimeShares()
+    shares = FairTime()
     asked = {"greedy": 16, "polite": 1}
     assert shares.plan({"greedy": 16}, 0.0) == StepPlan(greedy="greedy"), "alone"
     shares.charge({"greedy": 16}, 5.0)
@@ -100,7 +100,7 @@ def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
 
 
 def test_whoever_was_there_a_moment_ago_is_expected_back() -> None:
-    shares = TimeShares()
+    shares = FairTime()
     shares.plan({"polite": 1}, 0.0)
     assert shares.plan({"greedy": 4}, 4.0).crowded
     assert not shares.plan({"greedy": 3}, 4.0).crowded
@@ -108,7 +108,7 @@ def test_whoever_was_there_a_moment_ago_is_expected_back() -> None:
 
 
 def test_who_comes_new_with_many_requests_is_not_behind() -> None:
-    shares = TimeShares()
+    shares = FairTime()
     shares.plan({"polite": 1}, 0.0)
     shares.charge({"polite": 1}, 9.0)
     shares.plan({"greedy": 64}, 0.1)
@@ -117,7 +117,7 @@ def test_who_comes_new_with_many_requests_is_not_behind() -> None:
 
 
 def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:
-    shares = TimeShares()
+    shares = FairTime()
     crowded = StepPlan(crowded=True, greedy="greedy")
     for _ in range(12):
         shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)

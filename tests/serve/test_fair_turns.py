@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from eyas.errors import QueueFullError
-from eyas.serve.context import FairTurns, FairWorkers
+from eyas.serve.context import ServerContext, ServeSettings
+from eyas.serve.fair_turns import FairTurns, FairWorkers
 
 from .conftest import run
 
@@ -76,13 +78,15 @@ def test_a_call_that_is_cancelled_as_its_turn_comes_is_nobody_elses_error() -> N
     assert not errors
 
 
-def test_requests_begin_after_one_that_is_cancelled_as_its_turn_comes() -> None:
+def test_a_turn_goes_on_after_a_request_that_is_cancelled_as_its_turn_comes() -> None:
     async def work() -> None:
-        turns = FairTurns()
-        gone = asyncio.ensure_future(turns.next("a", 1))
-        await asyncio.sleep(0)  # it waits now, and the next pass of the loop is its turn
+        turns = FairTurns(1)
+        await turns.take("a", 1)
+        gone = asyncio.ensure_future(turns.take("a", 1))
+        await asyncio.sleep(0)  # it waits now
+        turns.give_back()  # and has its turn, but hasn't heard
         gone.cancel()
-        await asyncio.wait_for(turns.next("b", 1), 5)
+        await asyncio.wait_for(turns.take("b", 1), 5)
         assert gone.cancelled()
 
     run(work())
@@ -105,14 +109,20 @@ def test_too_much_waiting_text_is_refused_but_everyone_may_bring_some() -> None:
     run(work())
 
 
+def reading() -> ServerContext:
+    """The state of a server, as far as bodies are read by it."""
+    nothing: Any = None
+    return ServerContext(nothing, ServeSettings(model_names=("m",)), nothing)
+
+
 def test_a_request_begins_before_those_that_another_client_sent_earlier() -> None:
     begun: list[str] = []
 
     async def work() -> None:
-        turns = FairTurns()
+        context = reading()
 
         async def one(client: str) -> None:
-            await turns.next(client, 100)
+            await context.turn_to_read(client, 100)
             begun.append(client)
 
         tasks = [asyncio.ensure_future(one("greedy")) for _ in range(20)]
@@ -129,11 +139,11 @@ def test_a_request_begins_before_those_that_another_client_sent_earlier() -> Non
 
 def test_large_requests_begin_at_a_pace() -> None:
     async def work() -> None:
-        turns = FairTurns(0.001)
+        context = reading()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.gather(*(turns.next("greedy", 100) for _ in range(4)))
+        await asyncio.gather(*(context.turn_to_read("greedy", 2_500_000) for _ in range(4)))  # 0.1 s each
         assert loop.time() - began >= 0.29
-        await turns.next("greedy", 100)
+        await context.turn_to_read("greedy", 100)
 
     run(work())
