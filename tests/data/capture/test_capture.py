@@ -124,7 +124,7 @@ def test_damage_is_found_where_it_lies(whole: Path, tmp_path: Path) -> None:
 
     at_end = damaged("train-00001.safetensors", -1)
     (message,) = at_end.verify()
-    assert "train-00001.safetensors is damaged; delete the file and run" in message
+    assert "train-00001.safetensors is damaged; delete the file and capture again" in message
     last = sum(shard.rows for shard in at_end.manifest.shards[:2]) - 1
     with pytest.raises(StoreError, match=r"train-00001.safetensors is damaged: the checksum of row"):
         [at_end.read(number) for number in range(last + 1)]
@@ -148,7 +148,7 @@ def test_shards_cut_short_or_gone(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=rf"train-00001.safetensors has {size - 100:,} bytes, not {size:,}.*cut short"):
         FeatureStore.open(file.parent)
     file.unlink()
-    with pytest.raises(StoreError, match=r"train-00001.safetensors is missing.*run `eyas data capture` again"):
+    with pytest.raises(StoreError, match=r"train-00001.safetensors is missing.*capture again"):
         FeatureStore.open(file.parent)
     with pytest.raises(StoreError, match=r"no manifest.json: it is not a feature store"):
         FeatureStore.open(tmp_path)

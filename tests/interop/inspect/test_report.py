@@ -104,7 +104,7 @@ def test_pickles_only(tmp_path: Path) -> None:
     report = examine(path)
     (problem,) = report.problems
     assert "found none; pytorch_model.bin is a pickle" in problem
-    assert "--draft-weights pytorch_model.bin" in problem
+    assert "`draft_weights=pytorch_model.bin`" in problem
     (path / "pytorch_model.bin").unlink()
     assert examine(path).problems[0].endswith("found none")
 
