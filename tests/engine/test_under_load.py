@@ -52,7 +52,6 @@ class Whims(Controller):
     ) -> None:
         self._draw = draw
         self._share = share
-        self.observation: Any = self
         self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learned = 0
 
@@ -67,17 +66,11 @@ class Whims(Controller):
         self.planned += 1
         return self._draw.choice(self._trees)
 
-    def keeps_plan(self, texts: Sequence[int]) -> bool:
-        assert texts
-        return False
-
-    def admits(self, rows: int) -> bool:
-        """Its observation policy's question."""
+    def observes(self, rows: int) -> bool:
         assert rows > 0
         return self._share == 1.0 or self._draw.random() < self._share
 
     def decoded(self, rows: int) -> None:
-        """What its observation policy is told."""
         assert rows > 0
 
     def learn(self, record: Any) -> None:

@@ -348,17 +348,18 @@ class EngineCore:
             runner.await_grammars(scheduler.running.decoding)
             return
         started = time.perf_counter()
-        tree, drafting, reading = runner.plan(decoding)
+        plan = runner.plan(decoding)
+        tree = plan.tree
         columns = scheduler.columns(staging_columns(tree))
         tokens = pass_tokens(len(decoding), tree)
         if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._grow_caches(staging_columns(tree))
-        self.outcome = runner.round(decoding, tree, drafting)
+        self.outcome = runner.round(decoding, tree, plan.drafting)
         self.rounds += 1
         seconds = time.perf_counter() - started
         scheduler.budget.charge_round(decoding, seconds)
-        self._collect(decoding, self.outcome, seconds - reading)
+        self._collect(decoding, self.outcome, seconds - plan.reading)
 
     def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
         """Append a round's tokens to its sequences and hand them out; free the slots of the finished.

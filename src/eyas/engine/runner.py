@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -173,6 +174,17 @@ class SlotManager:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
 
 
+class RoundPlan(NamedTuple):
+    """How the next round runs."""
+
+    tree: TreeSpec | None
+    """The shape of its draft trees; None = a plain round."""
+    drafting: list[bool]
+    """[R] the rows that it drafts for."""
+    reading: float = 0.0
+    """The seconds for which the drafter has read deferred pairs."""
+
+
 class ModelRunner:
     """The passes of a target, and optionally a drafter, over the slots of one engine's sequences."""
 
@@ -219,7 +231,7 @@ class ModelRunner:
             return False
         if self.drafter.needs_prediction and not request.prediction:
             return False
-        return self.controller is None or self.controller.observation.admits(rows)
+        return self.controller is None or self.controller.observes(rows)
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""
@@ -266,44 +278,47 @@ class ModelRunner:
             sequence.cached = sequence.known
         return output
 
-    def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, list[bool], float]:
-        """The next round's tree shape (None = a plain round), the rows it drafts for, and the seconds spent on reading.
+    def plan(self, decoding: Sequence[SequenceState]) -> RoundPlan:
+        """Plan the next round, and let the drafter read what it needs for that.
 
         While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now; if
         those are all rows, a controller decides. If rows are far behind, the drafter reads a part in each step, and
         they continue without drafts until it has read them.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
-        if not any(drafting):
-            return None, drafting, 0.0
-        texts = [sequence.index for sequence in decoding]
-        if self.tree is None and self.controller is not None and self.controller.keeps_plan(texts):
-            self._planned_at = time.perf_counter()
-            return None, drafting, 0.0
+        if self.drafter is None or not any(drafting):
+            return RoundPlan(None, drafting)
         rows = slots_of(decoding)
         reading = 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
         if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
             reading = self._catch_up(decoding, self._within_a_step(rows, begun))
+        self._planned_at = time.perf_counter()
+        tree = self._tree_for(decoding, rows)
+        if tree is None:
+            return RoundPlan(None, drafting, reading)
+        reached = self._within_a_step(rows, drafting)
+        if reached != drafting or any(self._behind(rows, reached)):
+            seconds = self._catch_up(decoding, reached)
+            late = self._behind(rows, reached)
+            drafting = [reach and not behind for reach, behind in zip(reached, late, strict=True)]
+            reading += seconds
+            self._planned_at += seconds  # reading isn't planning
+        return RoundPlan(tree, drafting, reading)
+
+    def _tree_for(self, decoding: Sequence[SequenceState], rows: range) -> TreeSpec | None:
+        """The tree's shape for the next round of sequences in these slots; None = a plain round."""
         sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-        unread = [0 if self.drafter is None else self.drafter.pairs.unread(row) for row in rows]
         if self.controller is None:
-            tree = None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
-        else:
-            self._planned_at = time.perf_counter()
-            lengths = [sequence.cached for sequence in decoding]
-            self.tree = tree = self.controller.plan(texts, lengths, sampled, unread)
-        if tree is not None:
-            reached = self._within_a_step(rows, drafting)
-            behind = self._behind(rows, reached)
-            if reached != drafting or any(behind):
-                seconds = self._catch_up(decoding, reached)
-                drafting = [
-                    reach and not late for reach, late in zip(reached, self._behind(rows, reached), strict=True)
-                ]
-                reading = reading + seconds
-                self._planned_at = self._planned_at + seconds
-        return tree, drafting, reading
+            return None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
+        assert self.drafter is not None
+        self.tree = self.controller.plan(
+            [sequence.index for sequence in decoding],
+            [sequence.cached for sequence in decoding],
+            sampled,
+            [self.drafter.pairs.unread(row) for row in rows],
+        )
+        return self.tree
 
     def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
         """The `wanted` rows [R] whose deferred pairs can be read in one step, the fewest pairs first; at least one."""
@@ -354,7 +369,7 @@ class ModelRunner:
         if self.controller is None:
             _learn(self._values, tree, output.draft)
             return output
-        self.controller.observation.decoded(len(decoding))
+        self.controller.decoded(len(decoding))
         if any(drafting):
             record = RoundRecord(
                 texts=[sequence.index for sequence in decoding],

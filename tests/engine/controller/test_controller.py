@@ -72,7 +72,7 @@ def test_sequences_go_unobserved_where_drafting_does_not_pay(followed: float, ob
     simulation = Simulation(MACHINE, Text([3.0] * rows, [followed] * rows))
     asked = []
     for _ in range(60):
-        asked.append(made.observation.admits(rows))
+        asked.append(made.observes(rows))
         simulation.run(made, 5)
     assert all(asked[:rows])
     assert all(asked) is observed
@@ -85,7 +85,7 @@ def test_sequences_are_observed_while_a_shape_waits_to_be_recorded() -> None:
     simulation = Simulation(MACHINE, Text([3.0] * rows, [0.5] * rows))
     used = 0
     for _ in range(100):
-        assert made.observation.admits(rows)
+        assert made.observes(rows)
         spec = planned(made, simulation)
         used += spec is not None
         made.learn(simulation.round(spec))

@@ -122,7 +122,7 @@ def test_rows_with_windows_that_pay_are_observed() -> None:
     auto = Windows(FLAT, 4, 2.0)
     made = controller(FLAT)
     for _ in range(40):
-        assert made.observation.admits(4)
+        assert made.observes(4)
         auto.run(made, 5)
 
 

@@ -130,7 +130,7 @@ def test_a_draft_vocabulary_is_judged_by_what_it_covers_and_data_by_its_size(tmp
     covering, lacking = (outlook(written(tmp_path), share, vocab_size=128_256) for share in (1.0, 0.98))
     [little] = covering.warnings()
     assert "200 answer tokens are few: 60,000 gave" in little
-    assert "`method=ngram`" in little
+    assert "the method ngram" in little
     again, vocabulary = lacking.warnings()
     assert again == little
     assert "a draft vocabulary of 97 tokens covers 98.00% of the answers" in vocabulary
@@ -176,7 +176,7 @@ def test_chats_that_are_cut_are_warned_of_with_what_helps(tmp_path: Path) -> Non
     assert "raise max_length" in warning
     [warning] = replace(longest, cut=CutOff(1, 9)).warnings()
     assert "more than 256 tokens" in warning
-    assert "the target's context: data preparation with `too_long=cut`" in warning
+    assert "the target's context: chats prepared with too_long cut" in warning
     [warning] = replace(shorter, left_out=("chat a: no answer", "chat b: no answer")).warnings()
     assert warning == "2 chats can't be used; the first of them: chat a: no answer"
 

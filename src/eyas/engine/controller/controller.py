@@ -80,8 +80,7 @@ class Controller:
         """
         self.costs = costs
         self.arm = arm
-        self.observation = ObservationPolicy()
-        """Decides which sequences the drafter observes."""
+        self._observation = ObservationPolicy()
         self._max_length = max_length
         self._clock = clock
         self._choice = Choice(arm)
@@ -103,7 +102,15 @@ class Controller:
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
 
-    def keeps_plan(self, texts: Sequence[int]) -> bool:
+    def observes(self, rows: int) -> bool:
+        """Whether the drafter observes a sequence that begins as one of `rows`."""
+        return self._observation.admits(rows)
+
+    def decoded(self, rows: int) -> None:
+        """Account for any round, of `rows` rows, whether the drafter observes them or not."""
+        self._observation.decoded(rows)
+
+    def _keeps_plan(self, texts: Sequence[int]) -> bool:
         """Whether the next round of these texts is planned already: as the last one."""
         planned = self._ahead > 0 and self._texts == set(texts)
         self._ahead -= planned
@@ -121,7 +128,7 @@ class Controller:
         `sampled` says which rows have a temperature above 0; None = none has. `unread` is the number of deferred pairs
         of each row, which a draft reads first; None = the rounds since the last draft.
         """
-        if self.keeps_plan(texts):
+        if self._keeps_plan(texts):
             return self._planned
         self._end_stretch()
         room = self.arm.depth
@@ -238,7 +245,7 @@ class Controller:
         self._deferred = 0 if drafted else self._deferred + 1
         choice.wait()
         used = probe is None and (drafted or record.tokens > record.rows)
-        self.observation.round(record.rows, used or choice.wanted is not None)
+        self._observation.round(record.rows, used or choice.wanted is not None)
         self._explorer.earn(whole)
         if self._lookups is not None and choice.prospects is not None:
             beyond = self._overhead.beyond_plain("looked up")

@@ -277,7 +277,7 @@ class Outlook:
         if self.cut is not None and self.cut.chats:
             advice = "raise max_length; segments keep a step's memory as it is"
             if config.max_length == target.max_length:
-                advice = "it is the target's context: data preparation with `too_long=cut` cuts chats after an answer"
+                advice = "it is the target's context: chats prepared with too_long cut end after an answer instead"
             yield (
                 f"{self.cut.chats:,} training chats have more than {config.max_length:,} tokens (max_length), and the "
                 f"{self.cut.tokens:,} tokens after that are not trained on ({advice})"
@@ -316,8 +316,8 @@ class Outlook:
             return
         yield (
             f"{answers:,} answer tokens are few: 60,000 gave a target of 135 million parameters an accept length of "
-            "2.6, and published drafters were trained on 10 to 100 million. More chats help most; `method=ngram` "
-            "needs no training and may be as fast (`eyas bench methods` compares them)"
+            "2.6, and published drafters were trained on 10 to 100 million. More chats help most; the method "
+            "ngram needs no training and may be as fast (`eyas bench methods` compares them)"
         )
 
 
