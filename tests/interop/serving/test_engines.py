@@ -97,9 +97,9 @@ def test_values_that_only_some_consumers_take() -> None:
     pool = translated("", llama, {"max_cached_tokens": 9, "max_model_len": 4})
     assert pool == ["--kv-unified", "--ctx-size", "9", "--kv-unified-per-slot", "4"]
     for wanted, words in (
-        ({"prefix_tokens": 5}, "--prefix-tokens 5, only to --prefix-tokens 0"),
+        ({"prefix_tokens": 5}, "`prefix_tokens=5`, only to `prefix_tokens=0`"),
         ({"port": 0}, "isn't possible with another engine"),
-        ({"max_body_bytes": 1, "coupled": True}, "no counterpart to --max-body-bytes, --coupled"),
+        ({"max_body_bytes": 1, "coupled": True}, "no counterpart to `max_body_bytes=`, `coupled=`"),
     ):
         with pytest.raises(UsageError, match=words):
             translated("vLLM", vllm, wanted)
