@@ -193,7 +193,7 @@ def test_the_network_rests_where_its_time_is_worth_more_than_its_guesses(draftin
     drafter = hybrid()
     sampler = slots(drafter, [5, 6, 7, 8, 9] * 2)
     spec = parse_tree("dynamic:3,3,12")
-    drafter._usual = 1.5
+    drafter._mean_accepted = 1.5
     drafter._drafting = drafting
     drafter._verifying = 0.5
     assert drafter.draft(range(1), spec, sampler.coupling(range(1), True)).lookup.alone == rests
