@@ -17,13 +17,13 @@ from eyas.options import EngineOptions, TargetOptions
     ("options", "message"),
     [
         ({"device": "gpu"}, "unknown device 'gpu'"),
-        ({"quantize": "int8", "compiled": True}, "leave out --compile"),
-        ({"eager": True, "device": "cpu"}, "leave out --enforce-eager"),
-        ({"eager": True, "compiled": True}, "leave out --enforce-eager"),
+        ({"quantize": "int8", "compiled": True}, "leave out `compiled=`"),
+        ({"eager": True, "device": "cpu"}, "leave out `eager=`"),
+        ({"eager": True, "compiled": True}, "leave out `eager=`"),
         ({"kernels": "cuda"}, "unknown kernels 'cuda'"),
-        ({"kernels": "triton", "device": "cpu"}, "leave out --device cpu"),
-        ({"kernels": "triton", "attention": "eager"}, "leave out --compile and --attention"),
-        ({"kernels": "triton", "kv_cache_dtype": "int8"}, "leave out --device, --kernels"),
+        ({"kernels": "triton", "device": "cpu"}, "leave out `device=cpu`"),
+        ({"kernels": "triton", "attention": "eager"}, "leave out `compiled=` and `attention=`"),
+        ({"kernels": "triton", "kv_cache_dtype": "int8"}, "leave out `device=`, `kernels=`"),
     ],
 )
 def test_targets_that_can_not_be(options: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_a_target_s_files_are_there(tmp_path: Path) -> None:
         ({}, UsageError, "drafting needs a drafter"),
         ({"method": "eagle3"}, UsageError, "method eagle3 needs a drafter"),
         ({"method": "sorcery"}, UsageError, "unknown method"),
-        ({"source": ".", "method": "ngram"}, UsageError, "--method ngram needs no drafter"),
-        ({"source": ".", "window": "wide"}, UsageError, "--draft-window wide"),
+        ({"source": ".", "method": "ngram"}, UsageError, "`method=ngram` needs no drafter"),
+        ({"source": ".", "window": "wide"}, UsageError, "`draft_window=wide`"),
         ({"source": ".", "quantize": "int2"}, UsageError, "unknown quantization 'int2'"),
         ({"method": "ngram", "window": 8}, UsageError, "drafters that are networks, and ngram is none"),
         ({"method": "ngram", "quantize": "off"}, UsageError, "drafters with weights, and ngram has none"),
@@ -75,8 +75,8 @@ def test_another_drafter_is_read_alike_unless_it_has_no_files() -> None:
     [
         ({"tree": "chain:2"}, False, "a tree needs a drafter"),
         ({"tree": "bush:2"}, True, "unknown tree"),
-        ({"tree": "chain:2", "costs": Path("c.json")}, True, "costs are measured for --tree auto only"),
-        ({"costs": Path("c.json")}, True, "costs are measured for --tree auto only"),
+        ({"tree": "chain:2", "costs": Path("c.json")}, True, "`costs=` are measured for `tree=auto` only"),
+        ({"costs": Path("c.json")}, True, "`costs=` are measured for `tree=auto` only"),
     ],
 )
 def test_engines_that_can_not_be(options: dict[str, object], drafts: bool, message: str) -> None:

@@ -97,6 +97,7 @@ def all_steps(sizes: Sizes, device: torch.device, data: Path) -> list[Step]:
         own["passes"],
         auto[0],
         *families(FIRST, "bfloat16"),
+        *rates("int4", sizes.batches[:1]),
         *rates("random", sizes.batches[1:]),
         own["prompts"],
         *rounds("random"),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.steps import Skipped
 from benchmarks.heavy_pair import widened_drafter, widened_target
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.decoding import NetworkDrafter
@@ -92,10 +93,13 @@ class Pair(NamedTuple):
 
 @lru_cache(maxsize=1)  # models are large: one pair at a time
 def make_pair(name: str, sizes: Sizes, device: torch.device) -> Pair:
-    """The pair called `wide` or `random`, in bfloat16; `modules` is the random one without kernels in Triton."""
+    """The pair called `wide` or `random`, in bfloat16.
+
+    `modules` is the random one without kernels in Triton, `int4` the same with the target's weights in 4 bits.
+    """
     if name == "wide":
         return wide_pair(sizes, device)
-    return random_pair(sizes, device, own_kernels=name != "modules")
+    return random_pair(sizes, device, name != "modules", "int4" if name == "int4" else None)
 
 
 def release_pairs() -> None:
@@ -115,13 +119,20 @@ def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
     return _pair(model, widened_drafter(network, sizes.wide, 1))
 
 
-def random_pair(sizes: Sizes, device: torch.device, own_kernels: bool = True) -> Pair:
+def random_pair(sizes: Sizes, device: torch.device, own_kernels: bool = True, quantize: str | None = None) -> Pair:
     """Random weights, made on the device. The drafter's tokens are useless and are replaced by an oracle's."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes.llama, tie_word_embeddings=False), dtype=BF16)
     model = model.eval().requires_grad_(False)
     make_sure(model)
+    if quantize is not None:
+        why = why_unusable(device)
+        if why is not None:
+            raise Skipped(why)
+        from eyas.targets.triton.packed_linears import quantize_linears  # imports triton
+
+        quantize_linears(model, quantize)
     shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
     config = Eagle3Config(
         **shape,

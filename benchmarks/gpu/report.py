@@ -14,6 +14,7 @@ NOTES = {
     "are read. Passes of the random pair by their number of nodes. Prompts of the pair, read whole and in pieces.",
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
     "with a fixed probability per level, while a drafter network of that shape runs as usual (except `for free`).",
+    "int4": "The random pair with the target's weights in 4 bits.",
     "modules": "The random pair without kernels in Triton.",
     "SmolLM2": "SmolLM2-135M with its drafter: `auto` against plain decoding of the same prompts, one at a time, with "
     "kernels in Triton and with the model's modules.",

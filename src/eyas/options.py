@@ -54,8 +54,8 @@ class TargetOptions:
             raise UsageError(f"unknown kernels {self.kernels!r}: write triton, or leave them out")
         if self.kernels is not None and (self.compiled or self.attention is not None):
             raise UsageError("`kernels=triton` replaces the model's modules: leave out `compiled=` and `attention=`")
-        if self.kernels is not None and (str(self.device) == "cpu" or self.quantize is not None):
-            raise UsageError("`kernels=triton` runs on a GPU: leave out `device=cpu` and `quantize=`")
+        if self.kernels is not None and str(self.device) == "cpu":
+            raise UsageError("`kernels=triton` runs on a GPU: leave out `device=cpu`")
         modules = self.compiled or self.attention is not None or str(self.device).startswith("cuda")
         if self.kv_cache_dtype != "auto" and (modules or self.kernels is not None):
             raise UsageError(

@@ -47,7 +47,7 @@ def prepack_linears(
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if _is_plain(child) and dtype in (None, child.weight.dtype)
+        if _is_plain(child) and child.weight.dtype in (PREPACKABLE if dtype is None else (dtype,))
     ]
     for parent, name, child in found:
         transposed = not isinstance(child, nn.Linear)
@@ -78,7 +78,7 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
         return False
     added = [*module._buffers, *module._forward_hooks, *module._forward_pre_hooks]
     own = type(module.weight.data) is Tensor and not added and "forward" not in vars(module)
-    return own and module.weight.dtype in PREPACKABLE
+    return own and isinstance(module.weight, Tensor) and module.weight.is_floating_point()
 
 
 class PrepackedLinear(nn.Module):
@@ -88,6 +88,8 @@ class PrepackedLinear(nn.Module):
     """
 
     bias: Tensor | None
+    name: str | None = None
+    """Name of the format of weights in 4 and 8 bits, as users know it; None = they are floats."""
 
     def __init__(
         self, linear: nn.Linear, shared: bool, stacked: Tensor | None = None, transposed: bool = False

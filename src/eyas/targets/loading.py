@@ -29,7 +29,7 @@ from eyas.targets.architecture import auto_class, logits_agree, model_class, ref
 from eyas.targets.gguf_check import check_model
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
-from eyas.targets.linears import prepack_linears
+from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
@@ -86,9 +86,10 @@ def load_target(
     the model through `torch.compile`. On a GPU, passes over few tokens are CUDA graphs unless `compiled` or `eager`.
     `prepacked` packs the weights of linears for the CPU's kernels; None does so where there are such kernels, unless
     the model is compiled: the compiler has its own layout and refuses these.
-    `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
-    native kernels; inputs of products are rounded to 8 bits. `keep_panels` keeps weights in 4 and 8 bits in the user's
-    cache as the kernels read them, so that later loads map them instead of packing or quantizing them again.
+    `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, and the head in 8: on a CPU with native
+    kernels, where the embedding is in 8 bits too and inputs of products are rounded to 8, or in Triton. `keep_panels`
+    keeps weights in 4 and 8 bits in the user's cache as the native kernels read them, so that later loads map them
+    instead of packing or quantizing them again.
     `kernels` `triton` runs the passes of a Llama-like model by eyas's own kernels on a GPU: a token has the same bits
     whatever is verified with it.
 
@@ -101,7 +102,7 @@ def load_target(
     if kernels not in (None, "triton"):
         raise UsageError(f"unknown kernels {kernels!r}: write triton, or leave them out")
     if kernels is not None and (compiled or attention is not None):
-        raise UsageError("kernels in Triton replace a model's modules: leave out compiled and attention, or kernels")
+        raise UsageError("kernels in Triton replace a model's modules: leave out `compiled=` and `attention=`")
     if prepacked and compiled:
         raise UsageError("a target can't be both compiled and prepacked: choose one")
     if quantize is not None and quantize not in _QUANTIZED:
@@ -109,12 +110,13 @@ def load_target(
     torch_device = resolve_device(device)
     unusable = why_unusable(torch_device) if kernels is not None else None
     if unusable is not None:
-        raise UsageError(f"{unusable}, or leave kernels out")
+        raise UsageError(f"{unusable}, or leave out `kernels=`")
     name = find_target(model)
-    if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or native_kernels() is None):
+    lacking = torch_device.type != "cpu" or compiled or prepacked is False or native_kernels() is None
+    if quantize and kernels is None and lacking:
         raise UsageError(
-            f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no `compiled=`; "
-            "elsewhere load a checkpoint quantized by torchao, AWQ or GPTQ"
+            f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no `compiled=`; on a "
+            "GPU add `kernels=triton`, or load a checkpoint quantized by torchao, AWQ or GPTQ"
         )
     if eager and (torch_device.type != "cuda" or compiled):
         raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out `eager=`")
@@ -138,6 +140,8 @@ def load_target(
             native = None
             if packing and kernels is None:
                 native = _prepack(loaded, torch_device, chosen, attention, quantize)
+            elif quantize is not None:
+                _quantize_for_triton(loaded, quantize)
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled model would be compiled again for every ragged layout
@@ -148,7 +152,7 @@ def load_target(
         if triton is not None and made.triton is None:
             raise UnsupportedModelError(
                 f"kernels in Triton don't compute what the modules of {type(loaded).__name__} do, as the last warning "
-                "says: leave kernels out"
+                "says: leave out `kernels=`"
             )
         return made
 
@@ -246,7 +250,7 @@ def _prepack(
     if quantize:
         head = model.get_output_embeddings()
         inner = _QUANTIZED[quantize]
-        weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+        weights = _matrix_parameters(model)
         prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
         _quantize_embedding(model)
         _release_mapped_file(model)
@@ -260,6 +264,20 @@ def _prepack(
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     return None
+
+
+def _quantize_for_triton(model: Any, quantize: str) -> None:
+    """Quantize the weights of a model's linears for kernels in Triton; its embedding stays as it is."""
+    from eyas.targets.triton.packed_linears import quantize_linears
+
+    weights = _matrix_parameters(model)
+    quantize_linears(model, quantize)
+    _check_quantized(model, quantize, weights)
+
+
+def _matrix_parameters(model: Any) -> int:
+    """The number of values in a model's matrices."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
 
 
 def _quantize_embedding(model: Any) -> None:
@@ -288,7 +306,9 @@ def _release_mapped_file(model: Any) -> None:
 
 def _check_quantized(model: Any, quantize: str, weights: int) -> None:
     """Warn if few of a model's `weights` are quantized; raise UnsupportedModelError if none are."""
-    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
+    quantized = sum(
+        m.in_features * m.out_features for m in model.modules() if isinstance(m, PrepackedLinear) and m.name is not None
+    )
     name = type(model).__name__
     if not quantized:
         raise UnsupportedModelError(f"{quantize}: {name} has no linear layers to quantize; load it without quantize")

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from eyas.targets.fingerprint import weight_shapes
-from eyas.targets.native.packed_linears import PackedEmbedding, PackedLinear
+from eyas.targets.linears import PrepackedLinear
+from eyas.targets.native.packed_linears import PackedEmbedding
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -41,5 +42,5 @@ def described_parameter_count(model_class: type[Any], config: Any) -> int:
 
 def weight_formats(model: nn.Module) -> str | None:
     """The 4-bit and 8-bit formats of a model's packed weights, such as `Q4_1, Q8_0`; None if there are none."""
-    found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
-    return ", ".join(sorted(found)) or None
+    found = {module.name for module in model.modules() if isinstance(module, PrepackedLinear)}
+    return ", ".join(sorted(name for name in found if name is not None)) or None

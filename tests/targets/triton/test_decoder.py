@@ -81,6 +81,29 @@ def test_loading_with_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_target(tmp_path / "llama", device="cpu", kernels="triton")
 
 
+@pytest.mark.parametrize(
+    ("name", "quantize", "dtype"),
+    [
+        ("llama", "int4", torch.float32),
+        ("phi3", "int8", torch.float16),  # whose queries, keys and values, gates and ups are one weight
+        pytest.param("gemma3", "int4", torch.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_quantized_weights(
+    name: str, quantize: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They pass the trial, and speculation has the bits of plain decoding."""
+    monkeypatch.setattr(loading, "why_unusable", lambda _: None)
+    model = _model(name, num_hidden_layers=1, hidden_size=64, head_dim=32, intermediate_size=128).to(dtype)
+    model.save_pretrained(tmp_path)
+    target = load_target(tmp_path, device="cpu", dtype=dtype, kernels="triton", quantize=quantize)
+    assert target.triton is not None
+    assert target.precision["weights"] == ", ".join(sorted({"int8", quantize}))
+    plain = _answers(None, 1, 0.0, target)
+    sequences = [[*prompt, *answer] for prompt, answer in zip(_prompts(), plain, strict=True)]
+    assert _answers(Speculation(tiny.OracleDrafter(sequences, (0, 1)), parse_tree("chain:2")), 2, 0.0, target) == plain
+
+
 def test_weights_are_not_copied() -> None:
     model = _model("qwen2")
     expected = {key: value.clone() for key, value in model.named_parameters()}

@@ -14,9 +14,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.library import Activation
-from eyas.targets.native.packed import WeightFormat, random_blocks
+from eyas.targets.native.packed import WeightFormat, random_blocks, round_to_int4, round_to_int8
 from eyas.targets.triton.linear import Norm, Weight, linear
 from eyas.targets.triton.norm import normalize
+from eyas.targets.triton.packed_linears import TritonInt4Linear, TritonInt8Linear
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3}
 DTYPES = [*CLOSE]
@@ -74,12 +75,30 @@ def test_activations(activation: Activation) -> None:
 def test_packed_weights_in_every_format_of_the_cpu(kind: WeightFormat) -> None:
     blocks, x = random_blocks(kind, OUTPUTS, 128), torch.randn(3, 128)
     expected, weight = blocks.floats(128), Weight.of_blocks(blocks, 128)
+    _close(weight.floats(), expected)
     _close(linear(x, weight), x @ expected.T)
     second = random_blocks(kind, OUTPUTS, 128, seed=1)
     x = x / expected.abs().max()
     found = linear(x, weight, second=Weight.of_blocks(second, 128), activation=Activation.SILU)
     _close(found, F.silu(x @ expected.T) * (x @ second.floats(128).T))
     assert weight.values.nbytes == OUTPUTS * 128 * kind.stored_bits // 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [TritonInt8Linear, TritonInt4Linear])
+def test_a_layer_that_quantizes_its_weight(kind: type[TritonInt8Linear], dtype: torch.dtype) -> None:
+    """It multiplies by the codes' values, and is restored to them; parts of outputs and joint ones are the same."""
+    plain = nn.Linear(128, OUTPUTS).requires_grad_(False).to(dtype)
+    made, x = kind(plain, False), torch.randn(2, 3, 128).to(dtype)
+    rounded = {"int8": round_to_int8, "int4": round_to_int4}[kind.name](plain.weight)
+    _close(made.packed.floats(), rounded.floats(128))
+    assert made.weight.equal(made.packed.floats().to(dtype))
+    _close(made(x), F.linear(x, made.weight, plain.bias))
+    flat = x.flatten(0, 1)
+    parts = [made.packed.rows(0, 48), made.packed.rows(48, OUTPUTS - 48)]
+    whole = linear(flat, made.packed)
+    assert torch.cat([linear(flat, part) for part in parts], dim=1).equal(whole)
+    assert linear(flat, Weight.joined(parts)).equal(whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

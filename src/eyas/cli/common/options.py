@@ -106,7 +106,8 @@ class RuntimeOptions:
         bool, Option("--enforce-eager", "--disable-cuda-graph", help="Run a GPU's passes without CUDA graphs.")
     ] = False
     quantize: Annotated[
-        Literal["int8", "int4"] | None, Option(help="Quantize the target's weights to 8 or 4 bits, on a CPU.")
+        Literal["int8", "int4"] | None,
+        Option(help="Quantize the target's weights to 8 or 4 bits, on a CPU or with --kernels."),
     ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "int8"], Option(help="int8: a KV cache in 8 bits, on a CPU; auto: in the model's dtype.")

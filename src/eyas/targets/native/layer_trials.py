@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from eyas.targets.architecture import attention_plan
+from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear, Way
-from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed import WeightFormat
 from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.states import NativeStates
@@ -474,12 +474,12 @@ def _spread(tokens: int, hidden: int, sizes: tuple[int, int]) -> Tensor:
 
 
 def _widened(layer: nn.Module) -> nn.Module:
-    """A copy of a layer that computes in float32; it shares the weights of native linears and experts."""
+    """A copy of a layer that computes in float32; it shares the weights of prepacked linears and of experts."""
     kept: dict[int, Any] = {}
     for part in layer.modules():
         if isinstance(part, NativeExperts):
             kept |= {id(each): each for each in part.modules()}
-        elif isinstance(part, NativeLinear) and id(part) not in kept:
+        elif isinstance(part, PrepackedLinear) and id(part) not in kept:
             kept[id(part)] = wide = copy.copy(part)
             wide._dtype = torch.float32
             if isinstance(wide, NativeRouter):

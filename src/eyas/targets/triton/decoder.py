@@ -32,6 +32,7 @@ from eyas.targets.triton.attention import Heads, Tokens, attend, paths_of
 from eyas.targets.triton.choice import HeadLogits
 from eyas.targets.triton.linear import Norm, Weight, linear, on_device_of
 from eyas.targets.triton.norm import normalize
+from eyas.targets.triton.packed_linears import TritonInt8Linear
 from eyas.tree.draft_tree import cells
 
 
@@ -121,13 +122,14 @@ class TritonDecoder:
         input_norm, mlp_norm, _, q_norm, k_norm, attention_out_norm, mlp_out_norm = map(self._normed, layer.norms)
         gate: Weight | None = None
         if hasattr(mlp, "gate_up_proj"):
-            gate, up = Weight.of(mlp.gate_up_proj).halves()
+            both = Weight.of(mlp.gate_up_proj)
+            gate, up = (both.rows(first, both.outputs // 2) for first in (0, both.outputs // 2))
         else:
             gate, up = Weight.of(mlp.gate_proj) if hasattr(mlp, "gate_proj") else None, Weight.of(mlp.up_proj)
         if hasattr(attention, "qkv_proj"):
             qkv = Weight.of(attention.qkv_proj)
         else:
-            qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+            qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
         if qkv.outputs != self._heads.width:
             raise UnsupportedModelError(f"{qkv.outputs} queries, keys and values for heads of {self._heads.size}")
         return _Layer(
@@ -314,16 +316,15 @@ def _linears(layer: LayerParts) -> list[nn.Module]:
     return [getattr(part, name) for part in (layer.attention, layer.mlp) for name in names if hasattr(part, name)]
 
 
-def joined(modules: Sequence[nn.Linear]) -> Weight:
+def _joined(modules: Sequence[nn.Module]) -> Weight:
     """The weights of linears with the same input as one weight; each module keeps its own as a part of it."""
-    weight = torch.cat([module.weight.detach() for module in modules])
+    whole = Weight.joined([Weight.of(module) for module in modules])
     first = 0
     for module in modules:
-        outputs = len(module.weight)
-        module.weight.data = weight[first : first + outputs]
-        first += outputs
-    biases = [module.bias for module in modules]
-    if all(bias is None for bias in biases):
-        return Weight(weight, weight.shape[0], weight.shape[1])
-    filled = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules]
-    return Weight(weight, weight.shape[0], weight.shape[1], bias=torch.cat(filled))
+        part = whole.rows(first, Weight.of(module).outputs)
+        first += part.outputs
+        if isinstance(module, nn.Linear):
+            module.weight.data = part.values
+        elif isinstance(module, TritonInt8Linear):
+            module.hold(replace(part, bias=module.bias))
+    return whole

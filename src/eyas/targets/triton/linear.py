@@ -10,6 +10,7 @@ Shapes: T tokens, K inputs, N outputs, G inputs of a group of packed weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -223,7 +224,13 @@ class Weight:
 
     @classmethod
     def of(cls, module: nn.Module) -> Weight:
-        """The weight of an unmodified linear, not copied. Raises UnsupportedModelError for other modules."""
+        """The weight of an unmodified linear, or of one packed for these kernels, not copied.
+
+        Raises UnsupportedModelError for other modules.
+        """
+        packed = getattr(module, "packed", None)
+        if isinstance(packed, Weight):
+            return packed
         if type(module) is not nn.Linear or type(module.weight.data) is not Tensor:
             raise UnsupportedModelError(f"{type(module).__name__} isn't a plain linear")
         weight = module.weight.detach()
@@ -249,12 +256,40 @@ class Weight:
             codes = (low | high << 4).flatten(1)
         return cls(codes.contiguous(), len(codes), inputs, scales, offsets, blocks.kind.stored_bits, group, bias)
 
-    def halves(self) -> tuple[Weight, Weight]:
-        """The first and the second half of the outputs, of floats."""
-        biases = (None, None) if self.bias is None else self.bias.tensor_split(2)
-        parts = zip(self.values.tensor_split(2), biases, strict=True)
-        first, second = (Weight(values, self.outputs // 2, self.inputs, bias=bias) for values, bias in parts)
-        return first, second
+    @classmethod
+    def joined(cls, parts: Sequence[Weight]) -> Weight:
+        """The weights of linears of one form with the same inputs, their outputs one after another."""
+        first = parts[0]
+        rows = [(part.values, part.scales, part.offsets) for part in parts]
+        values, scales, offsets = (
+            None if column[0] is None else torch.cat(column) for column in zip(*rows, strict=True)
+        )
+        assert values is not None
+        bias = None
+        if any(part.bias is not None for part in parts):
+            like = next(part.bias for part in parts if part.bias is not None)
+            bias = torch.cat([like.new_zeros(part.outputs) if part.bias is None else part.bias for part in parts])
+        return replace(first, values=values, outputs=len(values), scales=scales, offsets=offsets, bias=bias)
+
+    def rows(self, first: int, outputs: int) -> Weight:
+        """Some of the outputs, not copied."""
+        values, scales, offsets, bias = (
+            None if part is None else part[first : first + outputs]
+            for part in (self.values, self.scales, self.offsets, self.bias)
+        )
+        assert values is not None
+        return replace(self, values=values, outputs=outputs, scales=scales, offsets=offsets, bias=bias)
+
+    def floats(self) -> Tensor:
+        """The weights [N, K] by which inputs in float32 are multiplied."""
+        if self.scales is None or self.offsets is None:
+            return self.values.float()
+        codes = self.values
+        if self.bits == 4:
+            chunks = codes.view(len(codes), -1, _CHUNK // 2)
+            codes = torch.cat((chunks & 15, chunks >> 4), dim=2).flatten(1)
+        scales, offsets = (part.float().repeat_interleave(self.group, 1) for part in (self.scales, self.offsets))
+        return codes.float() * scales + offsets
 
     def to(self, device: torch.device) -> Weight:
         """The same weight on a device."""
