@@ -80,7 +80,7 @@ def test_a_companion_that_does_not_fit_is_passed_over_with_its_reason(tmp_path: 
     (tmp_path / "eagle3-tiny.gguf").write_bytes(b"GGUF")
     assert isinstance(found(model), SuffixDrafter)
     (line,) = told()[-1:]
-    assert line.startswith(f"drafter: none is here, so suffix decoding; passed over: {tmp_path / 'eagle3-tiny.gguf'} (")
+    assert line.startswith(f"drafter: none found, so suffix decoding; skipped: {tmp_path / 'eagle3-tiny.gguf'} (")
     assert advice(model) is None
 
 
@@ -93,7 +93,7 @@ def test_modules_in_a_folder_of_safetensors_are_found(tmp_path: Path, told: Any)
 def test_a_published_drafter_is_taken_from_a_folder_and_named_otherwise(tmp_path: Path, told: Any) -> None:
     model = save_target(tmp_path / "Qwen3-8B-FP8")
     assert isinstance(found(model), SuffixDrafter)
-    assert "published, and not here: RedHatAI/Qwen3-8B-speculator.eagle3," in told()[-1]
+    assert "published, not downloaded: RedHatAI/Qwen3-8B-speculator.eagle3," in told()[-1]
     assert told()[-1].endswith("(hf download NAME)")
     save_drafter(tmp_path / "Qwen3-8B-speculator.eagle3")
     assert isinstance(found(model), NetworkDrafter)

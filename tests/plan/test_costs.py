@@ -203,7 +203,7 @@ def test_what_nobody_measured_is_not_estimated(kind: str) -> None:
     work = drafter.work(size, WORK)
     plan = drafter.plan(size, 5, work)
     assert plan.speedup() is None
-    assert f"nobody has published one for {kind} drafters" in plan.assumed()[1]
+    assert f"none is published for {kind} drafters" in plan.assumed()[1]
     assert plan.training_hours(Machine("x", 400, 2000), 1) > 0
     assert plan.training_memory(2, 2048).from_store > 0
 

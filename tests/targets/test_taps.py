@@ -43,12 +43,12 @@ def test_the_layer_that_carries_a_tap_attends_to_everything(config: Any) -> None
     chosen = choose_taps(config)
     assert all(config.layer_types[k - 1] == FULL for k in chosen)
     assert any(config.layer_types[k - 1] != FULL for k in default_taps(config.num_hidden_layers))
-    assert "3 of 3 are outputs of full-attention layers, nearest the usual" in why_taps(config, chosen)
+    assert "3 of 3 are outputs of full-attention layers, nearest the default" in why_taps(config, chosen)
 
 
 def test_it_says_what_was_chosen() -> None:
     llama = tf.LlamaConfig(num_hidden_layers=32)
-    assert why_taps(llama, (2, 16, 29)) == "taps 2, 16, 29: the usual ones, all layers being alike"
+    assert why_taps(llama, (2, 16, 29)) == "taps 2, 16, 29: the default ones, because all layers are alike"
     assert why_taps(llama, (2, 5, 9)) == "taps 2, 5, 9: as requested"
     assert why_taps(gemma3(62), (2, 6, 12)) == "taps 2, 6, 12: 2 of 3 are outputs of full-attention layers"
 

@@ -67,8 +67,8 @@ def _temporary_folder() -> Path:
 def _report_temporary(folder: Path, reason: str) -> None:
     """Log once per process that a temporary folder stands in for the cache."""
     _LOG.warning(
-        "the cache can't be written (%s): what can't be done without is in %s; set XDG_CACHE_HOME to a folder to keep "
-        "all of it",
+        "the cache can't be written (%s): required files go to %s, others aren't kept; set XDG_CACHE_HOME to a "
+        "writable folder to keep all of them",
         reason,
         folder,
     )

@@ -126,7 +126,7 @@ def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str |
             continue
         LOADING.info("drafter: %s, %s%s", one.name, one.where, _log_suffix(passed, model, one.source))
         return made
-    LOADING.info("drafter: none is here, so suffix decoding%s", _log_suffix(passed, model, None))
+    LOADING.info("drafter: none found, so suffix decoding%s", _log_suffix(passed, model, None))
     return make_drafter(DrafterOptions(method="suffix"), target)
 
 
@@ -135,8 +135,8 @@ def _log_suffix(passed: Sequence[str], model: str | Path, taken: str | None) -> 
     elsewhere = [pair.drafter for pair in published(model) if local_copy(pair.drafter, model) is None]
     return "".join(
         (
-            f"; passed over: {', '.join(passed)}" if passed else "",
-            f"; published, and not here: {', '.join(elsewhere)} (hf download NAME)"
+            f"; skipped: {', '.join(passed)}" if passed else "",
+            f"; published, not downloaded: {', '.join(elsewhere)} (hf download NAME)"
             if elsewhere and taken is None
             else "",
         )
@@ -334,7 +334,7 @@ def _warn_of_another_target(recorded: Any, target: Target, name: str) -> None:
     if recorded != found:
         _LOG.warning(
             "the drafter %s was trained for other weights than this target's (fingerprint %s, here %s): output is "
-            "the target's own all the same, but the drafter may guess badly; check its accept length",
+            "still the target's own, but the drafter may guess badly; check its accept length",
             name,
             recorded,
             found,

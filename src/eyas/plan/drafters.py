@@ -78,15 +78,15 @@ def about_lengths(kind: str, work: Workload) -> str:
     """The accept lengths to expect of a kind, in words: how the amount of data limits them, and their source."""
     published = ACCEPT_LENGTHS.get(kind)
     if published is None:
-        return f"no accept length, so no speedup: nobody has published one for {kind} drafters"
+        return f"no accept length, so no speedup: none is published for {kind} drafters"
     low, high = expected_lengths(published, work)
     answers = work.tokens * work.answer_share
     if answers >= PUBLISHED_ANSWERS:
         lengths = f"accept length {low} to {high}"
     else:
         lengths = (
-            f"accept length {low:.2f} to {high:.2f}, as {answers / 1e6:.2g} million answer tokens are fewer than the "
-            f"{PUBLISHED_ANSWERS / 1e6:.0f} million of published drafters, which reach {published.low} to "
+            f"accept length {low:.2f} to {high:.2f}, because {answers / 1e6:.2g} million answer tokens are fewer than "
+            f"the {PUBLISHED_ANSWERS / 1e6:.0f} million of published drafters, which reach {published.low} to "
             f"{published.high}"
         )
     kept = "as others measured" if kind == "eagle3" else "as measured for EAGLE-3"
@@ -96,7 +96,7 @@ def about_lengths(kind: str, work: Workload) -> str:
 def _speedup(kind: str, draft_cost: float, passes: float, work: Workload) -> Speedup | None:
     """The expected speedup at batch size 1, where a pass takes as long as reading its weights.
 
-    None = nobody has published accept lengths of the kind. Else it is accept length / (1 + draft passes x draft cost),
+    None = no accept lengths of the kind are published. Else it is accept length / (1 + draft passes x draft cost),
     limited to the published `EFFICIENCIES`.
     """
     published = ACCEPT_LENGTHS.get(kind)

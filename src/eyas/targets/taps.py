@@ -54,9 +54,13 @@ def why_taps(config: Any, taps: tuple[int, ...]) -> str:
     full = _full_attention_boundaries(config)
     shown = ", ".join(map(str, taps))
     if not attention_plan(config).hybrid:
-        return f"taps {shown}: " + ("the usual ones, all layers being alike" if taps == defaults else "as requested")
+        return f"taps {shown}: " + (
+            "the default ones, because all layers are alike" if taps == defaults else "as requested"
+        )
     carried = sum(k in full for k in taps)
-    nearest = f", nearest the usual {', '.join(map(str, defaults))}" if taps == choose_taps(config) != defaults else ""
+    nearest = (
+        f", nearest the default {', '.join(map(str, defaults))}" if taps == choose_taps(config) != defaults else ""
+    )
     return f"taps {shown}: {carried} of {len(taps)} are outputs of full-attention layers{nearest}"
 
 

@@ -29,7 +29,7 @@ def test_the_reason_names_the_margin_and_the_ties() -> None:
 
 def test_a_single_prompt_tells_nothing_of_the_uncertainty() -> None:
     reason = choose([candidate("a", 2.0), candidate("b", 2.5)], "accept_length").reason
-    assert "Next is a, 0.500 lower (one prompt a file: there is no telling how sure that is)." in reason
+    assert "Next is a, 0.500 lower (one prompt per file: the uncertainty is unknown)." in reason
 
 
 def test_a_reason_says_what_is_impossible() -> None:
@@ -81,7 +81,7 @@ def test_no_verdict_that_the_margin_does_not_allow(seconds: float) -> None:
     assert "which may be slower than without a drafter" in (doubt(found) or "")
     alone = candidate("alone", 2.0, seconds=seconds)
     assert (alone.faster, alone.margin("speedup")) == (None, None), "a single prompt has no error"
-    assert "a single prompt a file doesn't tell how sure that is" in (doubt(alone) or "")
+    assert "with one prompt per file the uncertainty is unknown" in (doubt(alone) or "")
     sure = candidate("sure", 2.0, 2.0, seconds=seconds)
     assert sure.faster is (seconds < 10.0)
 

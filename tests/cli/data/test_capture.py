@@ -114,7 +114,7 @@ def test_it_says_what_it_will_take_and_does_nothing(run: Run, options: Options, 
     assert f"{total:,} bytes in {len(shards)} shards" in result.stderr
     assert "of the classic layout" in result.stderr
     assert "minutes at" in result.stderr
-    assert "taps 1, 3, 4: the usual ones, all layers being alike" in result.stderr
+    assert "taps 1, 3, 4: the default ones, because all layers are alike" in result.stderr
     assert not (tmp_path / "store").exists()
 
 

@@ -65,7 +65,7 @@ def test_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "$2.50 an hour per H100: --price" in many.stdout
     rough = run("plan", path, *work, "--machines", "8xH100").stdout
     assert "on 1 machine with 8 H100" in rough
-    assert "an hour per H100: a round figure, nobody's offer: give yours with --price" in rough
+    assert "an hour per H100: a rough figure: give yours with --price" in rough
     assert "or vLLM's servers (--engine vllm), whose hidden-states connector writes the states" in rough
     assert "vLLM has it since 0.18, and isn't installed here" in rough
     monkeypatch.setattr(hidden_states, "installed_connector", lambda: ("0.17.1", False))

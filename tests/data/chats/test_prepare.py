@@ -338,7 +338,7 @@ def test_a_single_file_is_split_by_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "note"),
     [
-        (None, "4 of 4 chats begin with the assistant: as nothing was asked before"),
+        (None, "4 of 4 chats begin with the assistant: because nothing was asked before"),
         ("gemma", "4 of 4 chats began with the assistant, which the target's chat template refuses"),
     ],
 )

@@ -90,7 +90,7 @@ def _full(path: Path, content: Any) -> None:  # noqa: ARG001
 
 def test_a_state_of_another_run_is_refused_by_what_differs(tmp_path: Path) -> None:
     save_state(tmp_path, *model(1), TrainingProgress(3), {"data": 1, "loss": "ce"}, ALONE)
-    with pytest.raises(CheckpointError, match=r"data was 1, is 2\. Restore them to resume; to start afresh, .*remove"):
+    with pytest.raises(CheckpointError, match=r"data was 1, is 2\. Restore them to resume; to start over, .*remove"):
         load_state(tmp_path, *model(1), {"data": 2, "loss": "ce"})
 
 

@@ -222,14 +222,14 @@ def doubt(candidate: Candidate) -> str | None:
     Certain means a plausible figure that is more than two standard errors above 1.0.
     """
     if not candidate.possible:
-        return f"what was measured of {candidate.name} can't be true"
+        return f"the figures measured for {candidate.name} can't be true"
     if candidate.faster:
         return None
     measured = f"{candidate.name} decodes at {describe_speed(candidate)}"
     if candidate.faster is False:
         return f"{measured}, so serving with it is slower than without a drafter"
     if candidate.margin("speedup") is None:
-        return f"{measured}, and a single prompt a file doesn't tell how sure that is: measure more prompts"
+        return f"{measured}, and with one prompt per file the uncertainty is unknown: measure more prompts"
     return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would tell"
 
 
@@ -289,7 +289,7 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
         second = rest[0]
         gap = best.mean(by) - second.mean(by)
         error = uncertainty(best, second, by)
-        sure = "one prompt a file: there is no telling how sure that is"
+        sure = "one prompt per file: the uncertainty is unknown"
         if error is not None:
             sure = f"standard error over prompts {error:.{digits}f}"
         lower = f"{gap:.{digits}f} lower" if gap else "no lower, but later in order"

@@ -406,7 +406,7 @@ class MethodComparison:
                 f"{', '.join(unclear)} leave that open: more prompts or a quieter machine would tell."
             )
             return " ".join([unsure, *wrong])
-        bars = "one prompt a file: there is no telling how sure that is"
+        bars = "one prompt per file: the uncertainty is unknown"
         if best.margin is not None:
             bars = f"give or take {best.margin:.2f}, two standard errors"
         found = f"{best.name}, {best.speedup:.2f} times as fast as plain decoding on these prompts ({bars})."

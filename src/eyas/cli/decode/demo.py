@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from eyas.text.prompts import PromptRow
 
 TINY = (
-    "This model has 135 million parameters: it is tiny and often wrong, and so are its answers below. Speculation "
-    "changes how fast they come, not what they say. With a model of your own: eyas demo MODEL"
+    "This model has 135 million parameters: it is tiny, and its answers below are often wrong. Speculation changes "
+    "how fast they come, not what they say. With a model of your own: eyas demo MODEL"
 )
 CHANGE = "Add a one-line comment above every function of this file."
 SHOWN = 400

@@ -296,7 +296,7 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
     from eyas.plan.devices import PRICES
 
     paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour per {cluster.device.name}"
-    source = "--price" if price is not None else "a round figure, nobody's offer: give yours with --price"
+    source = "--price" if price is not None else "a rough figure: give yours with --price"
     return (
         f"{paid}: {source}; disks and traffic aren't counted",
         f"{cluster.devices} GPUs do as much as one in {cluster.devices} times the hours: starting workers, loading the "

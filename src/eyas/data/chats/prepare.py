@@ -384,8 +384,8 @@ def _notes(
     greeting = sum(side.greetings for side in sides.values())
     if greeting:
         notes.append(
-            f"{greeting} of {total} chats begin with the assistant: as nothing was asked before, that first answer is "
-            "context and isn't trained on"
+            f"{greeting} of {total} chats begin with the assistant: because nothing was asked before, that first "
+            "answer is context and isn't trained on"
         )
     left_out = sum(tally.greetings for tally in tallies)
     if left_out:

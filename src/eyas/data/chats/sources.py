@@ -423,7 +423,7 @@ def files_of(source: ChatSource) -> FolderFiles:
         raise DataError(f"{path} has no files with a known suffix ({', '.join(SUFFIXES)})")
     wanted = [split for split in splits if split in source.split.split("+")]
     if not wanted and (source.split != "train" or "" not in splits):
-        known = ", ".join(sorted(filter(None, splits))) or "none that are named so"
+        known = ", ".join(sorted(filter(None, splits))) or "none with such names"
         raise DataError(f"{path} has no files of the split {source.split}, but of {known}: add ,split=... to it")
     read = [file for split in wanted or [""] for file in splits.pop(split)]
     return FolderFiles(sorted(read), splits)

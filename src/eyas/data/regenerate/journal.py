@@ -224,7 +224,7 @@ class Journal:
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self.path}:{number} is damaged, or the file is not a journal. Delete the line to have its chat "
-                    "answered again, or the file to start afresh"
+                    "answered again, or the file to start over"
                 ) from error
             offset += len(line)
         self._file.truncate(offset)
@@ -239,7 +239,7 @@ class Journal:
         if changed := differences(written, now, _parameter):
             raise UsageError(
                 f"{self.path} holds answers made with other settings: {'; '.join(changed)}. Restore them to resume, "
-                "or choose another output to start afresh"
+                "or choose another output to start over"
             )
 
 

@@ -109,7 +109,7 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
     number = None
     reason = found.reason
     if found.promoted and folder.state.settled != plan["parent"]:
-        reason = f"generation {folder.state.settled} is in service by now, not the one that it was compared with"
+        reason = f"generation {folder.state.settled} is in service now, not the one that this one was compared with"
     elif found.promoted:
         number = folder.add(candidate, _card(candidate, plan, {**found.figures, "share_of_change": 0.5**halved}))
     _finish(folder, plan, number, reason)

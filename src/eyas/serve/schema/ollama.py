@@ -53,7 +53,7 @@ class OllamaOptions(RequestModel, extra="allow"):
     """Options by Ollama's names; others, such as `temperature`, are those of a completion, or unknown and ignored."""
 
     num_predict: Whole = Field(default=UNLIMITED, description="0 or less = the rest of the context")
-    num_ctx: Whole | None = Field(default=None, description="changes nothing, as the context is fixed")
+    num_ctx: Whole | None = Field(default=None, description="changes nothing, because the context is fixed")
     repeat_penalty: Annotated[Finite, Field(gt=0, le=10)] = 1.0
     repeat_last_n: Whole = Field(default=UNLIMITED, description="0 = no penalties; else they cover the whole text")
     penalize_newline: Annotated[Any, Ignored("penalties cover all tokens")] = None

@@ -86,7 +86,7 @@ def load_state(
     if changed := differences(meta["identity"], json.loads(json.dumps(identity)), recipe_key):
         raise CheckpointError(
             f"{folder} was written with other settings: {'; '.join(changed)}. Restore them to resume; "
-            f"to start afresh, choose another output folder or remove {folder.parent}"
+            f"to start over, choose another output folder or remove {folder.parent}"
         )
     weights, tensors = (_read(folder / meta["files"][name]) for name in ("weights", "optimizer"))
     own = trained(model)
