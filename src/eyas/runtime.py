@@ -31,7 +31,7 @@ _LOG = logging.getLogger("eyas")
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_KEEP = 2**31 - 1
+_NEVER_TRIM = 2**31 - 1
 _HUGE_PAGE = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _MIN_LOOK_SECONDS = 0.5
@@ -56,14 +56,14 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = {_M_MMAP_THRESHOLD: _KEEP, _M_TRIM_THRESHOLD: _KEEP, _M_ARENA_MAX: 1}
+    settings = {_M_MMAP_THRESHOLD: _NEVER_TRIM, _M_TRIM_THRESHOLD: _NEVER_TRIM, _M_ARENA_MAX: 1}
     done = [bool(mallopt(name, value)) for name, value in settings.items()]
     return all(done)
 
 
 LOADING = logging.getLogger("eyas.loading")
 """What a first load does and writes, at level INFO: later ones use it, so only the first takes long."""
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
 """Parts of the out-of-memory messages of torch, CUDA, cuBLAS and C++, in lower case."""
 
 
@@ -71,7 +71,7 @@ def out_of_memory(error: Exception) -> bool:
     """Whether an exception means that memory ran out: Python's or torch's own, or an allocator's RuntimeError."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 @contextmanager

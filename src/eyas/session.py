@@ -13,7 +13,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine.controller import make_controller
-from eyas.engine.default_tree import default_tree, own_shape, tree_for
+from eyas.engine.default_tree import default_shape, default_tree, tree_for
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
@@ -95,7 +95,7 @@ class Session:
 
     def fixed_engine(self, drafter: Drafter, options: EngineOptions = _DEFAULT) -> Engine:
         """Like `engine`, with one tree for all rounds: a drafter whose default is `auto` gets its own shape instead."""
-        return self.engine(drafter, replace(options, tree=options.tree or own_shape(drafter)))
+        return self.engine(drafter, replace(options, tree=options.tree or default_shape(drafter)))
 
 
 def open_engine(target: TargetOptions, drafter: DrafterOptions | None, options: EngineOptions) -> Engine:

@@ -130,7 +130,7 @@ class Owner(NamedTuple):
         return self.key.partition("/")[0]
 
 
-NOBODY = Owner()
+NO_OWNER = Owner()
 """The owner of text that serves no other sequence."""
 
 

@@ -26,7 +26,7 @@ from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
 from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import bins
-from eyas.types import NOBODY, Completion, Limits, Request, SamplingParams
+from eyas.types import NO_OWNER, Completion, Limits, Request, SamplingParams
 from eyas.verify import Sampler
 
 from .. import pairs, tiny
@@ -156,7 +156,7 @@ def slots(drafter: HybridDrafter, tokens: Sequence[int]) -> Sampler:
     drafter.pairs.resize(2)
     sampler = Sampler(2, tiny.VOCAB, torch.device("cpu"))
     sampler.admit(0, SamplingParams(), tuple(tokens), ())
-    drafter.pairs.begin(0, tokens, NOBODY)
+    drafter.pairs.begin(0, tokens, NO_OWNER)
     observe(drafter, tokens[1:])
     return sampler
 
@@ -249,7 +249,7 @@ def test_slots_of_both_move_together() -> None:
     drafter.pairs.move(0, 1)
     assert drafter.pairs.length(0) == 0
     assert drafter.pairs.length(1) == 4
-    drafter.pairs.begin(0, [5], NOBODY)
+    drafter.pairs.begin(0, [5], NO_OWNER)
     drafter.pairs.load(0, saved, 3)
     assert drafter.pairs.length(0) == 3
     drafter.pairs.truncate(0, 2)

@@ -7,7 +7,7 @@ import pytest
 from eyas.plan.costs import ModelSize, Workload
 from eyas.plan.devices import Machine
 from eyas.plan.pipeline import (
-    LOADING,
+    LOADING_SECONDS,
     MEASURED,
     MEASURED_SHARE,
     MIN_CHATS,
@@ -32,9 +32,11 @@ def test_data_decides_the_long_steps_and_repeats_the_measured_ones() -> None:
     few = seconds(100)
     many = seconds(1000)
     for name in ("data regenerate", "data capture"):
-        assert many[name] - LOADING == pytest.approx(10 * (few[name] - LOADING))
+        assert many[name] - LOADING_SECONDS == pytest.approx(10 * (few[name] - LOADING_SECONDS))
     assert few["bench methods"] == many["bench methods"]
-    assert seconds(100, 6)["bench methods"] - LOADING == pytest.approx(2 * (few["bench methods"] - LOADING))
+    assert seconds(100, 6)["bench methods"] - LOADING_SECONDS == pytest.approx(
+        2 * (few["bench methods"] - LOADING_SECONDS)
+    )
 
 
 def test_a_budget_gets_as_many_chats_as_fit() -> None:

@@ -87,7 +87,7 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
         rounds.append((tree, [[[0], [0, 1], [0, 2], [0, 1, 3]][int(torch.randint(4, (1,), generator=draw))]]))
     tables = []
     for most in (1, 64):
-        monkeypatch.setattr(rates, "_WAITING", most)
+        monkeypatch.setattr(rates, "_MAX_QUEUED_ROUNDS", most)
         acceptance = Acceptance()
         for tree, paths in rounds:
             acceptance.learn_tree(tree, paths, np.zeros(1, dtype=np.int64))

@@ -119,11 +119,11 @@ TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05,
     ],
     ids=("dynamic", "wide", "threshold", "shared", "per row", "values", "prices"),
 )
-def test_candidates_all_at_once_are_those_of_every_level(spec: TreeSpec, rows: list[Proposal]) -> None:
+def test_candidates_grown_at_once_are_those_of_every_level(spec: TreeSpec, rows: list[Proposal]) -> None:
     levels = [row.levels(spec.depth) for row in rows]
     assert max(len(nodes) for row in levels for nodes in row) <= spec.beam
     slow = proposal_module._grown(spec, rows)
-    fast = proposal_module._all_at_once(spec, rows, levels)
+    fast = proposal_module._grown_at_once(spec, rows, levels)
     for tree in (fast, grow(spec, rows, CPU)):
         for row, proposal in enumerate(rows):
             known = proposed(proposal)

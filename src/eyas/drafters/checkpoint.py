@@ -54,7 +54,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the configuration and the headers of the drafter at `path`, a directory or a GGUF file.
 
-    `weights` names a weight file other than the default, `ignore` lists config keys to overlook, `layers` is the
+    `weights` names a weight file other than the default, `ignore` lists config keys to ignore, `layers` is the
     target's number of layers. Raises CheckpointError and ConfigError.
     """
     return interpret(open_raw(path, weights), ignore=ignore, layers=layers)

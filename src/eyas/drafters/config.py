@@ -18,8 +18,8 @@ from eyas.targets.taps import default_taps
 
 Ownership = Literal["own", "shared"]
 
-WIDEST = 2**22
-DEEPEST = 64
+MAX_SIZE = 2**22
+MAX_LAYERS = 64
 """The largest accepted size and number of layers: tables of these sizes are allocated before any weight is read."""
 
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
@@ -40,10 +40,10 @@ class DrafterConfig(StrictModel):
     reads_target: ClassVar[bool] = False
     """Whether it reads the target's cache (`NetworkPairs.target`), at the target's positions."""
 
-    hidden_size: int = Field(ge=1, le=WIDEST)
-    vocab_size: int = Field(ge=1, le=WIDEST)
-    draft_vocab_size: int = Field(ge=1, le=WIDEST)
-    target_hidden_size: int = Field(ge=1, le=WIDEST)
+    hidden_size: int = Field(ge=1, le=MAX_SIZE)
+    vocab_size: int = Field(ge=1, le=MAX_SIZE)
+    draft_vocab_size: int = Field(ge=1, le=MAX_SIZE)
+    target_hidden_size: int = Field(ge=1, le=MAX_SIZE)
     embedding: Literal["own", "shared", "none"] = "own"
     """`shared`: the target's own weight, not in the file. `none`: the network reads no tokens."""
     head: Ownership = "own"
@@ -104,9 +104,9 @@ class FeatureConfig(DrafterConfig):
 class TransformerConfig(DrafterConfig):
     """A drafter made of decoder layers like the target's."""
 
-    intermediate_size: int = Field(ge=1, le=WIDEST)
-    num_attention_heads: int = Field(ge=1, le=WIDEST)
-    num_hidden_layers: int = Field(default=1, ge=1, le=DEEPEST)
+    intermediate_size: int = Field(ge=1, le=MAX_SIZE)
+    num_attention_heads: int = Field(ge=1, le=MAX_SIZE)
+    num_hidden_layers: int = Field(default=1, ge=1, le=MAX_LAYERS)
     rms_norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     hidden_act: str = "silu"
     max_position_embeddings: int = Field(default=2048, ge=1)
@@ -163,8 +163,8 @@ class TransformerConfig(DrafterConfig):
 class GroupedConfig(TransformerConfig):
     """A drafter made of decoder layers with grouped-query attention."""
 
-    num_key_value_heads: int = Field(ge=1, le=WIDEST)
-    head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
+    num_key_value_heads: int = Field(ge=1, le=MAX_SIZE)
+    head_dim: int = Field(ge=2, le=MAX_SIZE, multiple_of=2)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GroupedConfig:
@@ -182,7 +182,7 @@ class GroupedConfig(TransformerConfig):
 class WindowedConfig(GroupedConfig):
     """A drafter whose layers may have a sliding window."""
 
-    sliding_window: int | None = Field(default=None, ge=1, le=WIDEST)
+    sliding_window: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     """The window of layers of type `sliding_attention`, in positions (`window/layers.py`)."""
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
     """The type of each layer; None = all see everything. With a window and no types, all layers have it."""
@@ -199,7 +199,7 @@ class WindowedConfig(GroupedConfig):
         if not isinstance(values, dict) or not values.get("sliding_window") or values.get("layer_types") is not None:
             return values
         layers = values.get("num_hidden_layers", 1)
-        count = min(layers, DEEPEST) if isinstance(layers, int) else 0  # others: refused below
+        count = min(layers, MAX_LAYERS) if isinstance(layers, int) else 0  # others: refused below
         return {**values, "layer_types": (SLIDING_LAYER,) * count}
 
     @model_validator(mode="after")

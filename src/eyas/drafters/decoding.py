@@ -47,7 +47,7 @@ from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
 """Maximum number of deferred pairs that one pass reads, over all rows."""
-_FEW = 16
+_MAX_SPLIT_PAIRS = 16
 """Pairs up to which one pass over all takes less time than one over all but each row's last, and one over these."""
 
 
@@ -215,7 +215,7 @@ class Proposer:
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row, at least one in all: next_tokens [R, Q], taps [R, Q, A, Ht]."""
         early = [max(0, count - 1) for count in counts]
-        if self.decoder is not None and sum(early) > _FEW:  # only a row's last pair is drafted from
+        if self.decoder is not None and sum(early) > _MAX_SPLIT_PAIRS:  # only a row's last pair is drafted from
             self._stage(self.decoder, pairs, rows, next_tokens, taps, early)
             final = torch.arange(len(rows), device=taps.device), to_device(early, taps.device)
             next_tokens = next_tokens[final].unsqueeze(1)

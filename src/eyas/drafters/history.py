@@ -15,7 +15,7 @@ from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.draft_tree import Proposal
 from eyas.tree.proposal import grow
-from eyas.types import NOBODY, Owner
+from eyas.types import NO_OWNER, Owner
 from eyas.verify import Coupling
 
 LONGEST_MATCH = 64
@@ -45,7 +45,7 @@ class SavedTokens(NamedTuple):
 class History:
     """One slot's sequence; subclasses add what they derive from it."""
 
-    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
+    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NO_OWNER) -> None:
         """A sequence of `owner` with the first token of `prompt`, if any; the other tokens follow as pairs."""
         self.tokens = list(prompt[:1])
         self.owner = owner

@@ -33,7 +33,7 @@ from eyas.tree.values import ValueTable
 from eyas.types import Owner
 from eyas.verify import Coupling
 
-_FADE = 0.95
+_DECAY = 0.95
 """The factor by which a round's weight in running means decays with each later round."""
 
 
@@ -245,7 +245,7 @@ class HybridDrafter(Drafter):
 
 def _mean(mean: float | None, value: float) -> float:
     """A running mean, after one more value; None = there was none yet."""
-    return value if mean is None else mean + (1.0 - _FADE) * (value - mean)
+    return value if mean is None else mean + (1.0 - _DECAY) * (value - mean)
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:

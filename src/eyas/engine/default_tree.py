@@ -12,7 +12,7 @@ DEFAULT_TREE = "dynamic:5,6,24"
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     """`tree`, or the drafter's own shape. Raises UsageError if the drafter can't grow it."""
-    own = parse_tree(own_shape(drafter))
+    own = parse_tree(default_shape(drafter))
     spec = tree or own
     if spec.method != own.method:
         raise UsageError(
@@ -28,10 +28,10 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
 
 def default_tree(drafter: Drafter) -> str:
     """The name of the tree that a drafter gets if none is requested; it may be `auto`."""
-    return drafter.default_tree or own_shape(drafter)
+    return drafter.default_tree or default_shape(drafter)
 
 
-def own_shape(drafter: Drafter) -> str:
+def default_shape(drafter: Drafter) -> str:
     """The drafter's default tree, or the general default if it has none or one that a controller sizes."""
     if drafter.default_tree is not None and not is_auto(drafter.default_tree):
         return drafter.default_tree

@@ -230,7 +230,7 @@ class SavedStatesLru:
 
     def put(self, states: States) -> SavedStates:
         """Keep states, as the most recently used ones."""
-        there = [saved for saved in self._there() if saved.held is not None]
+        there = [saved for saved in self._alive() if saved.held is not None]
         for saved in there[: max(0, len(there) + 1 - self.most)]:
             saved.held = None
         made = SavedStates(states)
@@ -239,12 +239,12 @@ class SavedStatesLru:
 
     def use(self, used: SavedStates) -> None:
         """Mark states as used just now."""
-        self._by_use = [*(ref(saved) for saved in self._there() if saved is not used), ref(used)]
+        self._by_use = [*(ref(saved) for saved in self._alive() if saved is not used), ref(used)]
 
     def __len__(self) -> int:
-        return sum(saved.held is not None for saved in self._there())
+        return sum(saved.held is not None for saved in self._alive())
 
-    def _there(self) -> list[SavedStates]:
+    def _alive(self) -> list[SavedStates]:
         return [saved for one in self._by_use if (saved := one()) is not None]
 
 

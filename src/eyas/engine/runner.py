@@ -320,7 +320,7 @@ class ModelRunner:
         )
         return self.tree
 
-    def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
+    def _fitting_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
         """The `wanted` rows [R] whose deferred pairs can be read in one step, the fewest pairs first; at least one."""
         if self._step_tokens is None or self.drafter is None:
             return wanted
@@ -333,7 +333,7 @@ class ModelRunner:
                 total = total + unread(rows[row])
         return reached
 
-    def _behind(self, rows: range, wanted: list[bool]) -> list[bool]:
+    def _exceeding_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
         """Which of the `wanted` rows [R] have more deferred pairs than a step reads."""
         if self._step_tokens is None or self.drafter is None:
             return [False] * len(rows)

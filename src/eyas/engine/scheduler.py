@@ -343,7 +343,7 @@ class Scheduler:
 
     def cover(self, staging: int) -> bool:
         """Grow the cache's room to `columns`, and for sequences about to come; returns whether its shape changed."""
-        soon = max((_length_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
+        soon = max((_expected_length(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
         return self.room.cover(self.columns(staging), self.running.expected(len(self.waiting)), soon)
 
     def plan_growth(self, staging: int) -> None:
@@ -355,7 +355,7 @@ class Scheduler:
         coming, _ = self._next()
         if coming is not None and self.running.has_room(coming, staging):
             rows = [*rows, coming]
-        columns = max(map(_length_soon, rows)) + staging
+        columns = max(map(_expected_length, rows)) + staging
         if not self.room.has(len(rows), columns):
             self.room.plan(len(rows), columns, self.running.expected(len(self.waiting)))
         elif not self.waiting:  # otherwise one of those waiting may still need it
@@ -403,7 +403,7 @@ class Scheduler:
             raise InvariantError("a waiting sequence has a slot")
 
 
-def _length_soon(sequence: SequenceState) -> int:
+def _expected_length(sequence: SequenceState) -> int:
     """The length up to which a sequence is about to grow: by a quarter, or `_HEADROOM` tokens if that is more."""
     return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 

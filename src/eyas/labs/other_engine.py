@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from eyas.data.regenerate.workers import AnswererWorker
     from eyas.data.store.manifest import CaptureSettings
 
-_WHOLE = 10**9
+_ALL_LINES = 10**9
 """More lines than any log has."""
-READY = 1800.0
+READY_SECONDS = 1800.0
 """Seconds within which a server must be ready; large models take long to load."""
 
 
@@ -45,7 +45,7 @@ class EngineProgram:
         from eyas.bench.serving.servers import ServerProcess
 
         return ServerProcess(
-            self.engine, lambda port: self.line(model, port, arguments), ready_seconds=READY, bound=True
+            self.engine, lambda port: self.line(model, port, arguments), ready_seconds=READY_SECONDS, bound=True
         )
 
     def check(self, model: str) -> None:
@@ -116,14 +116,14 @@ class StateServer:
             server = self.program.server(self.model, arguments)
 
             def explain(message: str) -> str:
-                known = explained(server.log_tail(_WHOLE))
+                known = explained(server.log_tail(_ALL_LINES))
                 return f"{message}; its output ends with: {server.log_tail()}" if known is None else known
 
             try:
                 try:
                     server.start()
                 except EndpointError as error:
-                    raise EndpointError(explained(server.log_tail(_WHOLE)) or str(error)) from error
+                    raise EndpointError(explained(server.log_tail(_ALL_LINES)) or str(error)) from error
                 with ConnectorStates(server.url, named_target(self.model), final_norm, written, explain) as states:
                     yield states
             finally:

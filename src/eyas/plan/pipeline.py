@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from eyas.plan.costs import ModelSize, Workload
     from eyas.plan.devices import Machine
 
-LOADING = 30.0
+LOADING_SECONDS = 30.0
 """Seconds to start a step: imports, loading the target, reading files."""
-TOGETHER = 64
+CHATS_AT_ONCE = 64
 """Chats that are answered together."""
 ASSUMED_LENGTH = 400
 """Tokens of a chat, before the chats are counted."""
-DISTINCT = 15
+DISTINCT_TOKENS_FACTOR = 15
 """Different tokens among N answer tokens, divided by the square root of N."""
 VALIDATIONS = 5
 """Validations of a training run with `loop.validate_every: auto`."""
@@ -57,15 +57,15 @@ def seconds_of_steps(
 
     speed = plain_speed(size, machine)
     run = measuring.prompts * measuring.tokens * measuring.repeats / speed
-    validations = VALIDATIONS * (LOADING / 10 + validating.prompts * validating.tokens / speed)
+    validations = VALIDATIONS * (LOADING_SECONDS / 10 + validating.prompts * validating.tokens / speed)
     return {
-        "data prepare": LOADING,
-        "data regenerate": LOADING + 3600 * regeneration_hours(size, work, machine, 1, TOGETHER),
-        "data capture": LOADING + 3600 * capture_hours(size, work, machine, 1),
-        "train": LOADING + 3600 * Eagle3Plan(size, taps, work).training_hours(machine, 1) + validations,
-        "bench checkpoints": LOADING + run * (measuring.checkpoints + 1 + measuring.trees),
-        "bench methods": LOADING + run * measuring.methods,
-        "bench report": LOADING / 3,
+        "data prepare": LOADING_SECONDS,
+        "data regenerate": LOADING_SECONDS + 3600 * regeneration_hours(size, work, machine, 1, CHATS_AT_ONCE),
+        "data capture": LOADING_SECONDS + 3600 * capture_hours(size, work, machine, 1),
+        "train": LOADING_SECONDS + 3600 * Eagle3Plan(size, taps, work).training_hours(machine, 1) + validations,
+        "bench checkpoints": LOADING_SECONDS + run * (measuring.checkpoints + 1 + measuring.trees),
+        "bench methods": LOADING_SECONDS + run * measuring.methods,
+        "bench report": LOADING_SECONDS / 3,
     }
 
 
@@ -81,7 +81,7 @@ MEASURED_SHARE = 0.3
 
 def distinct_tokens(answers: int, vocab: int) -> int:
     """How many different tokens occur in so many answer tokens, which is what an `auto` draft vocabulary holds."""
-    return max(1, min(32_000, vocab, round(DISTINCT * sqrt(answers))))
+    return max(1, min(32_000, vocab, round(DISTINCT_TOKENS_FACTOR * sqrt(answers))))
 
 
 def chats_within(minutes: float, seconds: Callable[[int], Mapping[str, float]]) -> int:
@@ -103,7 +103,7 @@ class Outlook:
     @property
     def factor(self) -> float:
         """How much longer than estimated steps have taken so far, those that were too short to tell left out."""
-        done = {name: took for name, took in self.took.items() if self.seconds.get(name, 0.0) > LOADING}
+        done = {name: took for name, took in self.took.items() if self.seconds.get(name, 0.0) > LOADING_SECONDS}
         return sum(done.values()) / sum(self.seconds[name] for name in done) if done else 1.0
 
     def left(self, names: list[str]) -> float:

@@ -28,7 +28,7 @@ from eyas.text.reasoning import AUTO, ReasoningMarks, check_parser, reasoning_ma
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
-_LARGE = 1 << 16
+_LARGE_TEXT = 1 << 16
 """Characters beyond which a text is large: it may take a tenth of a second or more to tokenize."""
 _SECONDS_PER_CHARACTER = 4e-8
 """The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
@@ -184,7 +184,7 @@ class ServerContext:
         Texts of many `characters` have a separate thread, so that short ones never wait for them. Clients take turns;
         `info` says whose request it is. Raises QueueFullError, or ApiError 504 when the request's time is up.
         """
-        workers = self._workers if characters <= _LARGE else self._large_workers
+        workers = self._workers if characters <= _LARGE_TEXT else self._large_workers
         client, left = ("", None) if info is None else (info.client, self.seconds_left(info.received))
         try:
             return await asyncio.wait_for(workers.run(client, characters, function, *arguments), left)

@@ -138,7 +138,7 @@ class ModuleSteps:
 
         with self.prepared():
             tokens, alone = guesses(max(TRIED_BATCHES))
-            expected = torch.cat([self._run(*one) for one in zip(tokens.view(-1, 1), alone.singly(), strict=True)])
+            expected = torch.cat([self._run(*one) for one in zip(tokens.view(-1, 1), alone.each_alone(), strict=True)])
             for count in TRIED_BATCHES:
                 tokens, together = guesses(count)
                 pairs = [(self._run(tokens, together), expected)]

@@ -33,7 +33,7 @@ from eyas.targets.attention import RaggedLayout
 from eyas.targets.transformers_names import Numbered, layers_of
 from eyas.tree import DraftTree
 
-_WIDEST = 6
+_MAX_LEVEL_TOKENS = 6
 """Maximum number of guesses whose states are computed together: a step makes several copies of each state."""
 
 
@@ -140,7 +140,7 @@ def _tree_levels(
     indexes: Sequence[Sequence[int]],
     device: torch.device,
 ) -> list[list[Level]]:
-    """The levels of the trees' valid nodes, in parts of at most `_WIDEST`."""
+    """The levels of the trees' valid nodes, in parts of at most `_MAX_LEVEL_TOKENS`."""
     levels: dict[int, list[tuple[int, int]]] = defaultdict(list)  # (row, node)
     depths: dict[tuple[int, int], int] = {}
     followed = set()
@@ -155,8 +155,8 @@ def _tree_levels(
     for depth in range(len(levels)):
         made.append([])
         inner: list[tuple[int, int]] = []
-        for start in range(0, len(levels[depth]), _WIDEST):
-            part = levels[depth][start : start + _WIDEST]
+        for start in range(0, len(levels[depth]), _MAX_LEVEL_TOKENS):
+            part = levels[depth][start : start + _MAX_LEVEL_TOKENS]
             indexed = [indexes[row][node + 1] for row, node in part]
             upon = [positions[row, parents[row][node]] for row, node in part]
             gone_on_from = [at for at, one in enumerate(part) if one in followed]
@@ -289,7 +289,7 @@ class RecurrentStates(SlotStates):
     def walk(self, steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
         """Run a layer's `steps` over the pass, yielding each level's tokens [W] and outputs [W, H]."""
         assert self.path is not None
-        yield from self._sure(self.path.sure, steps, self.copies.wanted(self.path.counts, self._lengths))
+        yield from self._advance_kept(self.path.sure, steps, self.copies.wanted(self.path.counts, self._lengths))
         above: States = self._staged
         for level in self.path.guesses:
             reached: dict[StateKey, list[Tensor]] = defaultdict(list)
@@ -303,7 +303,7 @@ class RecurrentStates(SlotStates):
         if self.path.guesses:
             self._steps.append(steps)
 
-    def _sure(
+    def _advance_kept(
         self, levels: Iterable[Level], steps: StepsOfPass, copied: CopiesWanted
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Advance the staged states by levels of tokens that are kept, making the copies in `copied`."""
@@ -324,7 +324,7 @@ class RecurrentStates(SlotStates):
         levels = _sequential_levels(accepted, self._device)
         for steps in self._steps:
             with steps.prepared():
-                for _ in self._sure(levels, steps, copied):
+                for _ in self._advance_kept(levels, steps, copied):
                     pass
 
     @inference
@@ -458,7 +458,7 @@ class LevelStates:
         self._above = above
         self._which = which
 
-    def singly(self) -> Iterator[LevelStates]:
+    def each_alone(self) -> Iterator[LevelStates]:
         """Yield the states of each of the level's tokens alone, and collect in `reached` what they reach."""
         alone = [LevelStates(self._above, which) for which in self._which.view(-1, 1)]
         yield from alone

@@ -8,14 +8,14 @@ from contextvars import ContextVar
 
 import torch
 
-_SHARE = 1 << 17
+_MULTIPLICATIONS_PER_THREAD = 1 << 17
 """Multiplications that make a further thread worth synchronizing with between two steps of a pass."""
 _THREADS: ContextVar[int | None] = ContextVar("threads of native passes", default=None)
 
 
 def threads_for(multiplications: int) -> int:
     """Number of threads for a product or layer with this many multiplications; small ones need no synchronization."""
-    return max(1, min(_THREADS.get() or torch.get_num_threads(), multiplications // _SHARE))
+    return max(1, min(_THREADS.get() or torch.get_num_threads(), multiplications // _MULTIPLICATIONS_PER_THREAD))
 
 
 @contextmanager

@@ -79,14 +79,14 @@ _MINIMAX_M3 = ReasoningMarks(("<mm:think>",), ("</mm:think>",))
 _KIMI_VL = ReasoningMarks(("◁think▷",), ("◁/think▷",))
 _KIMI_K3 = ReasoningMarks(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), anywhere=True)
 _GEMMA = ReasoningMarks(("<|channel>thought",), ("<channel|>",), anywhere=True, shown=("<|channel>", "<channel|>"))
-_NEXT = "<|start|>assistant"
+_NEXT_MESSAGE = "<|start|>assistant"
 _HARMONY = ReasoningMarks(
-    tuple(f"{head}<|channel|>analysis<|message|>" for head in (_NEXT, "")),
+    tuple(f"{head}<|channel|>analysis<|message|>" for head in (_NEXT_MESSAGE, "")),
     ("<|end|>",),
     anywhere=True,
     interrupts=("<|start|>", "<|channel|>"),
     answer_opens=tuple(
-        f"{head}<|channel|>{name}<|message|>" for head in (_NEXT, "") for name in ("final", "commentary")
+        f"{head}<|channel|>{name}<|message|>" for head in (_NEXT_MESSAGE, "") for name in ("final", "commentary")
     ),
     answer_closes=("<|end|>",),
     shown=("<|channel|>", "<|message|>"),

@@ -29,19 +29,19 @@ GROUPS = 2
 Nodes of source s (`eyas.tree.draft_tree.Source`) in rows of group g are in group s * GROUPS + g."""
 _PRIOR = 8.0
 """The number of nodes that a bin's prior counts for."""
-_POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
+_EXPONENTS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
-_RAISED: Array = np.exp(np.multiply.outer(_POWERS, BIN_CENTERS))
+_BIN_POWERS: Array = np.exp(np.multiply.outer(_EXPONENTS, BIN_CENTERS))
 """[P, K] each bin's probability, raised to each power."""
-_DOUBT = 2.0
+_PRIOR_WEIGHT = 2.0
 """Weight of the prior that the drafter is well calibrated: its log-likelihood cost at a power of 2 or 1/2."""
-_FADE = 1.0 - 1.0 / 600.0
+_DECAY = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
-_WAITING = 64
+_MAX_QUEUED_ROUNDS = 64
 """Maximum number of rounds counted together: a round's few nodes aren't worth a dozen array operations."""
-_OFTEN, _SELDOM = 16, 8
-"""Values are updated after every `_OFTEN` drafts learned from, and initially at doubling intervals. On an accelerator,
-where reading a tree is a sync, only one draft in `_SELDOM` is learned from."""
+_UPDATE_INTERVAL, _SAMPLING_INTERVAL = 16, 8
+"""Values are updated after every `_UPDATE_INTERVAL` drafts learned from, and initially at doubling intervals. On an
+accelerator, where reading a tree is a sync, only one draft in `_SAMPLING_INTERVAL` is learned from."""
 
 
 class GradedStep(NamedTuple):
@@ -106,11 +106,11 @@ class Acceptance:
                     step = logprob - logprobs[parent] if parent >= 0 else logprob
                     tested.append((int(groups[row]) + GROUPS * source, (parent, source) in begun, step, node in walked))
                     begun.add((parent, source))
-        self._wait(tested)
+        self._enqueue(tested)
 
     def learn_copies(self, graded: Sequence[Sequence[GradedStep]], groups: Indices) -> None:
         """Count the graded steps of each row's copies [B]; `groups` [B] the rows' groups."""
-        self._wait(
+        self._enqueue(
             [
                 (group + GROUPS * Source.LOOKUP, step.later, step.logprob, step.accepted)
                 for steps, group in zip(graded, groups.tolist(), strict=True)
@@ -118,11 +118,11 @@ class Acceptance:
             ]
         )
 
-    def _wait(self, tested: list[tuple[int, bool, float, bool]]) -> None:
+    def _enqueue(self, tested: list[tuple[int, bool, float, bool]]) -> None:
         """Keep a round's tested nodes until there are enough to be counted together."""
         if tested:
             self._waiting.append(tested)
-        if len(self._waiting) >= _WAITING:
+        if len(self._waiting) >= _MAX_QUEUED_ROUNDS:
             self._count()
 
     def _count(self) -> None:
@@ -145,8 +145,8 @@ class Acceptance:
         shape = self._offered.shape
         self._stale.update(groups.tolist())
         at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
-        weights = np.ones(len(at)) if ages is None else _FADE**ages
-        fade = _FADE * weights[0]
+        weights = np.ones(len(at)) if ages is None else _DECAY**ages
+        fade = _DECAY * weights[0]
         self._offered *= fade
         self._accepted *= fade
         self._offered += np.bincount(at, weights=weights, minlength=self._offered.size).reshape(shape)
@@ -178,8 +178,12 @@ class Acceptance:
         """The drafter's probabilities [., 2, K] for some groups, raised to the most likely power."""
         taken = self._accepted[groups]
         refused = self._offered[groups] - self._accepted[groups]
-        likelihood = taken @ np.log(_RAISED).T + refused @ np.log1p(-_RAISED).T - _DOUBT * np.log2(_POWERS) ** 2
-        out: Array = _RAISED[likelihood.argmax(2)]  # of [., 2, P]
+        likelihood = (
+            taken @ np.log(_BIN_POWERS).T
+            + refused @ np.log1p(-_BIN_POWERS).T
+            - _PRIOR_WEIGHT * np.log2(_EXPONENTS) ** 2
+        )
+        out: Array = _BIN_POWERS[likelihood.argmax(2)]  # of [., 2, P]
         return out
 
 
@@ -194,13 +198,13 @@ class LearnedValues:
     def wants(self, tree: DraftTree) -> bool:
         """Whether to learn from a batch of trees; to be called once for each."""
         self._drafts += 1
-        return tree.size > 0 and (tree.tokens.device.type == "cpu" or self._drafts % _SELDOM == 0)
+        return tree.size > 0 and (tree.tokens.device.type == "cpu" or self._drafts % _SAMPLING_INTERVAL == 0)
 
     def learn(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
         """Learn from a verified tree, as `Acceptance.learn_tree` does."""
         self._acceptance.learn_tree(tree, paths, groups)
         self._learned += 1
-        if self._learned % _OFTEN == 0 or self._learned & (self._learned - 1) == 0:
+        if self._learned % _UPDATE_INTERVAL == 0 or self._learned & (self._learned - 1) == 0:
             self.table = self._acceptance.table()
 
 

@@ -328,7 +328,7 @@ class TreeSpec(ABC):
         """This shape with one round's `values` and `groups`; unchanged if it doesn't choose nodes by learned values."""
         return self
 
-    def takes_all(self, counts: Sequence[int]) -> bool:  # noqa: ARG002
+    def fits_all(self, counts: Sequence[int]) -> bool:  # noqa: ARG002
         """Whether there is room for all of the `counts` [B] nodes that beams reach, whatever their values."""
         return False
 

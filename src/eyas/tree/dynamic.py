@@ -164,7 +164,7 @@ class DynamicTree(TreeSpec):
         beams = (self.depth - 1) * self.top_k  # beam nodes that the drafter runs
         return 1 + max(beams, min(self.nodes, self.top_k * (1 + beams)))
 
-    def takes_all(self, counts: Sequence[int]) -> bool:
+    def fits_all(self, counts: Sequence[int]) -> bool:
         return self.threshold == 0.0 and max(counts) <= self.nodes
 
     def keep(self, scores: Tensor, allowed: Tensor) -> Tensor:

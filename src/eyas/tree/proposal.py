@@ -34,12 +34,12 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
         groups = torch.tensor(spec.groups or (0,) * len(proposals))
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
     elif spec.is_chain:
-        tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
+        tree = _subtrees([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
     elif max(sizes) <= spec.beam:  # a beam search would reach every node
-        if spec.takes_all([sum(map(len, row)) for row in levels]):
-            tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
+        if spec.fits_all([sum(map(len, row)) for row in levels]):
+            tree = _subtrees([list(chain.from_iterable(row)) for row in levels], proposals)
         else:
-            tree = _all_at_once(spec, proposals, levels)
+            tree = _grown_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
     lookup = Lookup(alone=True, found=proposals, predicted=predicted_rows(proposals))
@@ -56,7 +56,7 @@ def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
     """Trees on the host with all nodes of the proposals [B]; with `chains`, only their paths of best children."""
     every = [range(len(proposal.tokens)) for proposal in proposals]
     kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
-    return _holding(kept, proposals)
+    return _subtrees(kept, proposals)
 
 
 def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
@@ -91,7 +91,7 @@ def _best_path(proposal: Proposal, depth: int) -> list[int]:
     return path
 
 
-def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
+def _subtrees(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
     """Trees with the nodes `kept` [B] of each proposal, parents before children."""
     width = max(map(len, kept))
     deepest = 0
@@ -112,7 +112,9 @@ def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> Dr
     return DraftTree(t(tokens), t(parents), t(logprobs), t(valid), deepest, counted=sum(map(len, kept)))
 
 
-def _all_at_once(spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]) -> DraftTree:
+def _grown_at_once(
+    spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]
+) -> DraftTree:
     """Like `_grown` if all nodes are candidates, but without tensors for every level."""
     sizes = [max(map(len, rows)) for rows in zip_longest(*levels, fillvalue=())]
     count = sum(sizes)

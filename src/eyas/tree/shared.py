@@ -99,7 +99,7 @@ class SharedTree(TreeSpec):
     def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
         return PlannedTree(self).search(batch, drafting)
 
-    def takes_all(self, counts: Sequence[int]) -> bool:
+    def fits_all(self, counts: Sequence[int]) -> bool:
         return self.threshold == 0.0 and sum(counts) <= self.budget and max(counts) <= self.max_nodes
 
     def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -216,8 +216,8 @@ class PlannedTree(TreeSpec):
             network=NetworkDraft(len(found.sizes), candidates, [chosen.promise]),
         )
 
-    def takes_all(self, counts: Sequence[int]) -> bool:
-        return self.prices is None and self.shape.takes_all(counts)
+    def fits_all(self, counts: Sequence[int]) -> bool:
+        return self.prices is None and self.shape.fits_all(counts)
 
     def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
         if self.prices is None:

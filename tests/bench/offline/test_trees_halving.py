@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.bench.offline.trees import FACTOR, Rung, rungs
+from eyas.bench.offline.trees import HALVING_FACTOR, Rung, rungs
 
 some = st.integers(1, 300)
 
@@ -21,7 +21,7 @@ def test_fewer_settings_on_more_prompts_until_all_prompts(
     assert plan[-1] == Rung(min(settings, finalists), groups)
     for before, after in pairwise(plan):
         assert before.settings > after.settings >= min(finalists, settings)
-        assert after.settings * FACTOR >= before.settings
+        assert after.settings * HALVING_FACTOR >= before.settings
         assert after.groups >= before.groups
 
 

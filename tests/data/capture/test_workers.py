@@ -40,7 +40,7 @@ def on_workers(folder: Path, executor: FakeExecutor, seed: int = 0) -> tuple[Man
 
 @pytest.mark.parametrize("deaths", [0, 6])
 def test_the_same_bytes_whoever_dies(deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SLICE", 0.0)
+    monkeypatch.setattr(worker, "EXCHANGE_SECONDS", 0.0)
     store = captured(tmp_path / "one")
     executor = FakeExecutor(seed=4, deaths=deaths)
     manifest, tokens = on_workers(tmp_path / "many", executor)

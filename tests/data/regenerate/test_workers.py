@@ -53,7 +53,7 @@ def chat(number: int) -> Chat:
 
 @pytest.mark.parametrize("deaths", [0, 8])
 def test_the_same_file_whoever_dies(deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SLICE", 0.0)
+    monkeypatch.setattr(worker, "EXCHANGE_SECONDS", 0.0)
     source = tmp_path / "in.jsonl"
     rule = RewriteRule("all")
     write_chats(source, [chat(i) for i in range(14)])

@@ -17,7 +17,7 @@ from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.tree import DraftTree, parse_tree
-from eyas.types import NOBODY, Completion, Limits, Request, SamplingParams
+from eyas.types import NO_OWNER, Completion, Limits, Request, SamplingParams
 from eyas.verify import Sampler
 
 from ... import tiny
@@ -117,7 +117,7 @@ def begun(model: Target, shared: SharedVocabulary | None = None) -> SmallLmDraft
     drafter = SmallLmDrafter(model, shared)
     drafter.pairs.resize(3)
     for slot, prompt in enumerate(tiny.prompts(3, 20, 80)):
-        drafter.pairs.begin(slot, prompt, NOBODY)
+        drafter.pairs.begin(slot, prompt, NO_OWNER)
         observe(drafter, slot, list(prompt[1:]))
     return drafter
 

@@ -13,7 +13,7 @@ from eyas.drafters.weightless.ngram import NgramDrafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.tree import parse_tree
-from eyas.types import NOBODY, Limits, Request, SamplingParams
+from eyas.types import NO_OWNER, Limits, Request, SamplingParams
 
 from ... import tiny
 
@@ -39,7 +39,7 @@ def give(drafter: NgramDrafter, tokens: Sequence[int]) -> None:
 def test_proposals_are_those_of_a_search_by_hand(tokens: list[int], depth: int, cut: int) -> None:
     drafter = NgramDrafter(CPU, LONGEST)
     drafter.pairs.resize(2)
-    drafter.pairs.begin(0, tokens, NOBODY)
+    drafter.pairs.begin(0, tokens, NO_OWNER)
     for token in tokens[1:]:  # a draft in between must not change what is found later
         drafter.propose(0, 1, 1)
         give(drafter, [token])

@@ -15,7 +15,7 @@ from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets.native.library import kernels
 from eyas.tree import parse_tree
-from eyas.types import NOBODY, Limits, Owner, Request, SamplingParams
+from eyas.types import NO_OWNER, Limits, Owner, Request, SamplingParams
 
 from ... import tiny
 
@@ -143,7 +143,7 @@ def test_only_answers_that_finished_are_kept() -> None:
     give(made, [3], 1)
     assert proposed(made, 1) == []
     answered(made, "", [1], [8, 9])
-    assert made.answers.index(NOBODY) is None
+    assert made.answers.index(NO_OWNER) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 30)), max_size=40))

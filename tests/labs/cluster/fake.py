@@ -6,7 +6,7 @@ import pickle
 import random
 from typing import Any
 
-from eyas.labs.cluster.crew import Crew, Died
+from eyas.labs.cluster.crew import Crew, WorkerDeath
 from eyas.labs.cluster.worker import WorkerActor
 from eyas.work import MakeWorker
 
@@ -47,7 +47,7 @@ class FakeExecutor:
         worker = self._draw.choice(sorted(self._calls))
         method, arguments = self._calls.pop(worker)
         if worker not in self._actors:
-            return [(worker, Died("it is gone"))]
+            return [(worker, WorkerDeath("it is gone"))]
         dies = method == self.doomed or (self.deaths > 0 and self._draw.random() < 0.2)
         if dies and self._draw.random() < 0.5:
             return [(worker, self._end(worker))]
@@ -59,7 +59,7 @@ class FakeExecutor:
     def stop(self) -> None:
         self.stopped = True
 
-    def _end(self, worker: int) -> Died:
+    def _end(self, worker: int) -> WorkerDeath:
         self.deaths -= 1
         self._actors.pop(worker).close()  # frees its locks, as killing a process does
-        return Died("killed by a test")
+        return WorkerDeath("killed by a test")

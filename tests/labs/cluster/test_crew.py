@@ -65,7 +65,7 @@ def squares(executor: FakeExecutor, numbers: list[int], **options: Any) -> list[
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_unit_is_done_once_whoever_dies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SLICE", 0.0 if seed % 2 else 0.2)  # deaths within units, and between them
+    monkeypatch.setattr(worker, "EXCHANGE_SECONDS", 0.0 if seed % 2 else 0.2)  # deaths within units, and between them
     executor = FakeExecutor(seed, deaths=seed, room=1 + seed % 4)
     numbers = [2, 3, 5, 6, 8, 10, 11, 12, 13, 14, 15]
     wanted = sorted([n * n for n in numbers] + [n * n for n in (4, 9, 25, 36, 16)])

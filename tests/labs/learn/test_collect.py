@@ -186,7 +186,7 @@ def test_a_full_disk_ends_collecting_and_nothing_else(
 def test_a_slow_disk_loses_rows_and_keeps_nobody_waiting(
     traffic: TrafficStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(collect, "_WAITING", 3000)
+    monkeypatch.setattr(collect, "_MAX_WAITING_BYTES", 3000)
     collector = collector_of(traffic)
     with caplog.at_level(logging.WARNING):
         serve(traffic, asked(12), ["c/"] * 12, collector)

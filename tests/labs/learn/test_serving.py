@@ -203,8 +203,8 @@ def test_a_point_is_a_minute_of_one_generation() -> None:
 def test_a_day_is_kept() -> None:
     now = [0.0]
     made = LengthCurve(lambda: now[0])
-    for minute in range(serving._KEPT + 5):
+    for minute in range(serving._MAX_POINTS + 5):
         now[0] = 60.0 * minute
         made.add(0, [1], [1])
-    assert len(made.read()) == serving._KEPT
+    assert len(made.read()) == serving._MAX_POINTS
     assert made.read()[0]["time"] == 300.0

@@ -17,7 +17,7 @@ from .test_sweep import swept
 
 
 def test_trials_are_trained_by_workers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SLICE", 0.0)
+    monkeypatch.setattr(worker, "EXCHANGE_SECONDS", 0.0)
     monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)
     (setup.drafters / "block-1").touch()  # this trial is in progress when its worker dies
     said: list[str] = []
@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_halving_by_workers_is_halving_in_one_process(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SLICE", 0.0)
+    monkeypatch.setattr(worker, "EXCHANGE_SECONDS", 0.0)
     monkeypatch.setattr(workers, "POLL_SECONDS", 0.02)
     halving = {"set": {"drafter.loop.steps": 8}, "halving": {"rungs": 2}}
     alone = swept(setup.config(output=setup.folder / "alone", **halving))

@@ -301,12 +301,12 @@ def test_many_pairs_at_once_are_read_as_one_by_one(
     assert passes == [(sum(counts) - len(counts), True), (len(counts), False)]
     for i in range(max(counts)):
         drafters[1].observe(range(3), tokens[:, i : i + 1], taps[:, i : i + 1], [int(i < count) for count in counts])
-    once, singly = (drafter.pairs for drafter in drafters)
-    assert torch.equal(once.fed, singly.fed)
-    assert torch.equal(once.normed, singly.normed)
+    once, each_alone = (drafter.pairs for drafter in drafters)
+    assert torch.equal(once.fed, each_alone.fed)
+    assert torch.equal(once.normed, each_alone.normed)
     for slot, count in enumerate(counts):
-        assert once.length(slot) == singly.length(slot) == count
-        for kept, other in zip(once.copy_out(slot, 0, count), singly.copy_out(slot, 0, count), strict=True):
+        assert once.length(slot) == each_alone.length(slot) == count
+        for kept, other in zip(once.copy_out(slot, 0, count), each_alone.copy_out(slot, 0, count), strict=True):
             assert torch.equal(kept, other)
 
 

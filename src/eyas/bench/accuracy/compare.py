@@ -25,7 +25,7 @@ from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import PromptRow
 from eyas.types import SamplingParams, Stats
 
-_SHOWN = 40
+_SHOWN_CHARACTERS = 40
 """Characters shown of each text, from the first difference on."""
 
 
@@ -178,7 +178,7 @@ def text_difference(row: str, plain: str, other: str) -> TextDifference | None:
     if plain == other:
         return None
     at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
-    return TextDifference(row, at, plain[at : at + _SHOWN], other[at : at + _SHOWN])
+    return TextDifference(row, at, plain[at : at + _SHOWN_CHARACTERS], other[at : at + _SHOWN_CHARACTERS])
 
 
 DEFINITIONS = (

@@ -20,7 +20,7 @@ from eyas.types import Stats
 Criterion = Literal["accept_length", "speedup", "tokens_per_second"]
 WORDS: dict[Criterion, str] = {"accept_length": "accept length", "speedup": "speedup", "tokens_per_second": "tokens/s"}
 """Criterion -> its name in reports."""
-WHY: dict[Criterion, str] = {
+CRITERION_REASONS: dict[Criterion, str] = {
     "accept_length": (
         "Accept length decides: it is counted, not timed, so it has no timing noise, and candidates that cost the same "
         "per round rank by it as they would by speed on a quiet machine."
@@ -29,7 +29,7 @@ WHY: dict[Criterion, str] = {
     "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
 }
 """Criterion -> the sentence about it in the reason of a choice."""
-NOISY = 0.02
+MIN_NOISE = 0.02
 """Minimum relative uncertainty of times that a reason mentions."""
 MARGIN = 2.0
 """Standard errors in the margin that is printed next to a figure."""
@@ -307,9 +307,9 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
             f"{fastest.name} has the best measured speedup, {fastest.mean('speedup'):.2f}x "
             f"against {best.mean('speedup'):.2f}x."
         )
-    parts.append(WHY[by])
+    parts.append(CRITERION_REASONS[by])
     noise = max(score.noise for each in (best, *rest) for score in each.tasks.values())
-    if noise >= NOISY:
+    if noise >= MIN_NOISE:
         parts.append(
             f"Times are uncertain by {noise:.0%}, from repeats of plain decoding and the machine's other work: the "
             "error bars of speeds are that much wider."

@@ -42,7 +42,14 @@ from eyas.session import Session
 from eyas.targets import Target
 from eyas.tree import is_auto
 
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
+_PROGRAM_TYPES = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+)
 """Types of objects that belong to the program, not to a drafter."""
 AUTO, CHAIN = "auto", 4
 """The tree that a controller sizes, and the length of the chain that it is compared with."""
@@ -305,7 +312,7 @@ def _reachable(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], 
     waiting = [root]
     while waiting:
         found = waiting.pop()
-        if id(found) in seen or isinstance(found, _CODE):
+        if id(found) in seen or isinstance(found, _PROGRAM_TYPES):
             continue
         seen.add(id(found))
         if isinstance(found, torch.Tensor):

@@ -38,11 +38,11 @@ from eyas.session import Session
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
-FEW = ((3,), (4,), (8,), (1, 2, 3, 5))
+FEW_TREES = ((3,), (4,), (8,), (1, 2, 3, 5))
 """Depths, top_ks, nodes and chains (as in `grid`) of the few trees to try with a new checkpoint."""
 FINALISTS = 3
 """Finalists among the few trees."""
-FACTOR = 3
+HALVING_FACTOR = 3
 """A rung keeps one setting in three, and gives each three times the prompts."""
 
 
@@ -104,8 +104,8 @@ def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Ru
     prompts = min(coarse, groups)
     while left > finalists:
         plan.append(Rung(left, prompts))
-        left = max(finalists, ceil(left / FACTOR))
-        prompts = min(prompts * FACTOR, groups)
+        left = max(finalists, ceil(left / HALVING_FACTOR))
+        prompts = min(prompts * HALVING_FACTOR, groups)
     return [*plan, Rung(left, groups)]
 
 

@@ -168,12 +168,12 @@ def checkpoints(
 
 def _runs(size: Size, *, tasks: int, searches: bool, together: int) -> int:
     """Runs of a group of prompts that measuring checkpoints of this size takes, and the search for a tree after it."""
-    from eyas.bench.offline.trees import FEW, FINALISTS, grid, sweep_runs
+    from eyas.bench.offline.trees import FEW_TREES, FINALISTS, grid, sweep_runs
 
     plain = -(-size.candidates // together)  # interleaved with every batch of checkpoints
     total = (size.candidates + plain) * tasks * size.groups * size.repeats
     if searches:
-        total += sweep_runs(len(grid(*FEW)), [size.groups] * tasks, size.repeats, coarse=2, finalists=FINALISTS)
+        total += sweep_runs(len(grid(*FEW_TREES)), [size.groups] * tasks, size.repeats, coarse=2, finalists=FINALISTS)
     return total
 
 
@@ -229,9 +229,9 @@ def _trees(
     bench: DrafterBench, picked: Path, settings: Mapping[str, Any], cluster: ClusterOptions | None, make: MeasuringMaker
 ) -> TreeReport:
     """Measure a few trees for the picked checkpoint on the same prompts; with a cluster, its workers measure."""
-    from eyas.bench.offline.trees import FEW, FINALISTS, TreeReport, TreeSweep, grid, tree_engines
+    from eyas.bench.offline.trees import FEW_TREES, FINALISTS, TreeReport, TreeSweep, grid, tree_engines
 
-    tried = grid(*FEW)
+    tried = grid(*FEW_TREES)
     drafter = DrafterOptions(picked)
     engines = tree_engines(bench.session, bench.session.drafter(drafter), tried, bench.options)
     with ExitStack() as stack:

@@ -143,7 +143,7 @@ def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, ru
     return 0
 
 
-SHOWN = 5
+SHOWN_ERRORS = 5
 """Maximum number of errors of a kind to show."""
 ROWS = {
     "chats": "chats written",
@@ -159,7 +159,7 @@ ROWS = {
     "unasked": "chats still to be asked",
 }
 """Count of a summary -> its label in the table."""
-ALWAYS = ("chats", "answers", "tokens")
+ALWAYS_SHOWN = ("chats", "answers", "tokens")
 """Counts that are shown even if they are 0."""
 
 
@@ -169,7 +169,7 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
 
     table = Table(box=None, show_header=False)
     for name, text in ROWS.items():
-        if getattr(summary, name) or name in ALWAYS:
+        if getattr(summary, name) or name in ALWAYS_SHOWN:
             table.add_row(str(getattr(summary, name)), text)
     for name, value in _speed(tally).items():
         table.add_row(str(value), f"{name.replace('_', ' ')} in this run")
@@ -178,9 +178,9 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
 
 def report_errors(summary: RegenerationSummary) -> None:
     """Report chats without an answer and rows that aren't chats on standard error: how many, and the first few."""
-    for reason in summary.unreadable[:SHOWN]:
+    for reason in summary.unreadable[:SHOWN_ERRORS]:
         note(f"error: {reason}")
-    for name, reason in summary.unanswered[:SHOWN]:
+    for name, reason in summary.unanswered[:SHOWN_ERRORS]:
         note(f"error: chat {name}: {reason}")
     if summary.unreadable or summary.unanswered:
         note(

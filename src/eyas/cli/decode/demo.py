@@ -37,7 +37,7 @@ TINY = (
     "how fast they come, not what they say. With a model of your own: eyas demo MODEL"
 )
 CHANGE = "Add a one-line comment above every function of this file."
-SHOWN = 400
+SHOWN_CHARACTERS = 400
 """Characters of a prompt that are shown."""
 
 _TURN = 0.1
@@ -173,9 +173,9 @@ def _asked(prompt_file: Path | None, edit: Path | None, change: str) -> list[tup
 
 def _shortened(text: str) -> str:
     """A long prompt by its beginning and its length."""
-    if len(text) <= SHOWN:
+    if len(text) <= SHOWN_CHARACTERS:
         return text
-    return f"{text[:SHOWN].rstrip()} ... ({len(text):,} characters)"
+    return f"{text[:SHOWN_CHARACTERS].rstrip()} ... ({len(text):,} characters)"
 
 
 def _engines(target: DemoTarget, draft_model: str | None, tree: str | None, methods: bool) -> dict[str, Engine]:

@@ -129,10 +129,10 @@ def _trees(given: Sequence[str], drafter: Drafter) -> Sequence[str]:
 
     Raises UsageError for a tree that the drafter can't grow.
     """
-    from eyas.engine.default_tree import own_shape, tree_for
+    from eyas.engine.default_tree import default_shape, tree_for
     from eyas.tree import parse_tree
 
-    own = own_shape(drafter)
+    own = default_shape(drafter)
     chain = f"chain:{min(4, drafter.max_depth or 4)}"
     trees = list(dict.fromkeys(given or ((own,) if own.startswith("lookahead:") else (chain, own))))
     for text in trees:

@@ -89,7 +89,7 @@ def _print(report: dict[str, Any], verbose: bool) -> None:
     table = Table(show_header=False, box=None)
     for name, value in report.items():
         if name not in ("problems", "warnings") and value not in (None, [], {}, "") and (verbose or name != "used"):
-            table.add_row(name.replace("_", " "), _OWN.get(name, show)(value))
+            table.add_row(name.replace("_", " "), _SHOW_FIELD.get(name, show)(value))
     console = output()
     show_table(console, table)
     for kind in ("problems", "warnings"):
@@ -119,7 +119,7 @@ def _origins(stops: dict[int, str]) -> str:
     return "\n".join(f"{', '.join(tokens)}: {place}" for place, tokens in found.items())
 
 
-_OWN: dict[str, Callable[[Any], str]] = {
+_SHOW_FIELD: dict[str, Callable[[Any], str]] = {
     "attention": _windows, "stop_ids": _origins, "known_drafters": "\n".join, "windows": "\n".join,
 }  # fmt: skip
 """Entries of a report that are shown in their own way."""

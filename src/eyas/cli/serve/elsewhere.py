@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eyas.interop.serving.commands import ServedDrafter
     from eyas.interop.serving.engines import Command, ServingEngine
 
-OWN = "eyas"
+OWN_ENGINE = "eyas"
 OWN_OPTIONS = ("model", "draft_model", "method", "num_speculative_tokens", "tree", "draft_weights", "ignore_config_key")
 """Options that are handled here; the others are translated for the engine."""
 
@@ -38,7 +38,7 @@ class EnginePanel:
     """Which engine serves, and how another one is started."""
 
     PANEL: ClassVar[str] = "Another engine"
-    engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN
+    engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN_ENGINE
     print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
         False
     )
@@ -80,7 +80,7 @@ def serve_elsewhere(
     from eyas.interop.serving.speculation import read_gguf_target
 
     if options.engine not in ENGINES:
-        raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {options.engine!r}: write {OWN_ENGINE}, {', '.join(ENGINES)}")
     engine = ENGINES[options.engine]
     name = target_as_file(target.model)
     rest = {key: value for key, value in requested.items() if key not in OWN_OPTIONS}

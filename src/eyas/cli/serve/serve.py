@@ -17,7 +17,7 @@ from typer import Option
 from eyas.cli.common.build import check_engine, drafter_advice, open_engine, tree_text
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, TargetPanel
 from eyas.cli.common.verb import INTERRUPTED, Feature, GivenOptions
-from eyas.cli.serve.elsewhere import OWN, EnginePanel, refuse_engine_options, serve_elsewhere
+from eyas.cli.serve.elsewhere import OWN_ENGINE, EnginePanel, refuse_engine_options, serve_elsewhere
 from eyas.drafters.options import PREDICTION, needs_no_drafter
 from eyas.errors import UsageError
 from eyas.runtime import LOADING, keep_few_kernels, keep_freed_memory
@@ -178,7 +178,7 @@ def serve(
         eyas serve MODEL --draft-model DRAFTER
         eyas serve FILE.gguf --method ngram --port 8080
     """
-    if other.engine != OWN:
+    if other.engine != OWN_ENGINE:
         every = vars(server) | vars(capacity) | vars(target) | vars(draft) | (vars(learns) if learns else {})
         requested = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)

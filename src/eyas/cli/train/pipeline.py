@@ -22,7 +22,7 @@ from eyas.cli.common.display import next_step, note
 from eyas.cli.common.display import output as screen
 from eyas.cli.common.verb import note_if_interrupted
 from eyas.errors import DataError, StoppedError, UsageError
-from eyas.plan.pipeline import ASSUMED_LENGTH, MEASURED, TOGETHER, Outlook, chats_within
+from eyas.plan.pipeline import ASSUMED_LENGTH, CHATS_AT_ONCE, MEASURED, Outlook, chats_within
 from eyas.runtime import duration
 from eyas.tables import show_table
 
@@ -236,7 +236,7 @@ class Checked:
     def seconds(self, options: StepOptions, chats: Chats) -> dict[str, float]:
         """Step -> seconds, roughly."""
         from eyas.plan.costs import Workload
-        from eyas.plan.pipeline import LOADING, Measuring, Validating, distinct_tokens, seconds_of_steps
+        from eyas.plan.pipeline import LOADING_SECONDS, Measuring, Validating, distinct_tokens, seconds_of_steps
 
         validation, drafted = self.recipe.validation, self.recipe.shape.draft_vocab_size
         half = chats.length // 2
@@ -256,8 +256,8 @@ class Checked:
         validating = Validating(validation.prompts if validation.decode else 0, validation.max_tokens)
         found = seconds_of_steps(self.size, work, len(self.taps), self.machine, measuring, validating)
         if options.synthesize is not None:
-            made_up = found["data regenerate"] - LOADING
-            found["data synthesize"] = LOADING + made_up * options.synthesize / chats.number
+            made_up = found["data regenerate"] - LOADING_SECONDS
+            found["data synthesize"] = LOADING_SECONDS + made_up * options.synthesize / chats.number
         return found
 
     def _epochs(self, tokens: int) -> float:
@@ -383,7 +383,7 @@ def steps(
             "--output",
             made_up,
             "--batch-size",
-            TOGETHER,
+            CHATS_AT_ONCE,
         )
     excluded = [word for path in options.exclude for word in ("--exclude", path)]
     yield _step(
@@ -409,7 +409,7 @@ def steps(
         "--output",
         answers,
         "--batch-size",
-        TOGETHER,
+        CHATS_AT_ONCE,
         "--temperature",
         options.temperature,
         *_given(options, "max_new_tokens", "draft_model"),

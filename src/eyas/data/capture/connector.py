@@ -28,7 +28,7 @@ from eyas.targets.target import FinalNorm, Trace
 
 MAX_CONCURRENT = 64
 """Maximum number of concurrent requests; batches of long chats have fewer."""
-PATIENCE = 600.0
+REQUEST_TIMEOUT = 600.0
 """Seconds that a request may take, including those queued before it."""
 MAX_DISAGREEMENT = 1.0
 """Nats by which the server's next token may be less probable than the head's best, since both round."""
@@ -81,7 +81,7 @@ class ConnectorStates:
         self._explain = explain
         self._final_norm = final_norm
         self._target = final_norm.target
-        self._client = httpx.Client(timeout=PATIENCE, trust_env=False)
+        self._client = httpx.Client(timeout=REQUEST_TIMEOUT, trust_env=False)
 
     def __enter__(self) -> ConnectorStates:
         return self

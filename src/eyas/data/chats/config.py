@@ -15,9 +15,9 @@ from eyas.files import file_hash
 
 _MIN_HELD_OUT = 0.02
 _MAX_HELD_OUT = 0.1
-_MEASURED = 32
+_MEASURED_CHATS = 32
 """Bounds of the default held-out share, and the number of held-out chats it aims at, which is what a run measures."""
-NEAR = 0.8
+NEAR_SIMILARITY = 0.8
 """Default minimum Jaccard similarity of near-duplicates."""
 
 
@@ -55,13 +55,13 @@ class PrepareConfig(StrictModel):
         """The held-out share for `chats` chats; larger for few, since choices based on a handful are left to chance."""
         if self.held_out_share is not None:
             return self.held_out_share
-        return min(_MAX_HELD_OUT, max(_MIN_HELD_OUT, _MEASURED / chats))
+        return min(_MAX_HELD_OUT, max(_MIN_HELD_OUT, _MEASURED_CHATS / chats))
 
     @property
     def near_threshold(self) -> float | None:
         """The near-duplicate threshold with `auto` resolved; None if near-duplicates are not searched for."""
         if self.near_duplicates == "auto":
-            return NEAR if find_spec("datasketch") else None
+            return NEAR_SIMILARITY if find_spec("datasketch") else None
         return self.near_duplicates
 
 

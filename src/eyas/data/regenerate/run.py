@@ -184,7 +184,7 @@ def chat_files(source: Path, output: Path) -> ChatFiles:
 
 OUTAGES, REFUSALS = 10, 50
 """A run stops after this many failures in a row, or this many identical refusals before any answer."""
-SAFE = "No answer is lost: solve this and run the same command again"
+NOTHING_LOST = "No answer is lost: solve this and run the same command again"
 
 
 @dataclass
@@ -240,12 +240,14 @@ class CircuitBreaker:
             self._outages += 1
             if self._outages >= OUTAGES:
                 raise EndpointError(
-                    f"{self._outages} chats in a row got no answer; last reason: {entry.reason}. {SAFE}"
+                    f"{self._outages} chats in a row got no answer; last reason: {entry.reason}. {NOTHING_LOST}"
                 )
         elif entry.rejected and not self._answered:
             self._refusals[entry.reason] += 1
             if self._refusals[entry.reason] >= REFUSALS:
-                raise EndpointError(f"no chat was answered, {REFUSALS} for the same reason: {entry.reason}. {SAFE}")
+                raise EndpointError(
+                    f"no chat was answered, {REFUSALS} for the same reason: {entry.reason}. {NOTHING_LOST}"
+                )
 
 
 def regenerate(

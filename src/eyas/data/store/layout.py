@@ -34,7 +34,7 @@ STATE_TYPES: dict[StateEncoding, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
 }
-_LARGEST = 448.0  # the largest e4m3 value
+_E4M3_MAX = 448.0  # the largest e4m3 value
 
 
 class EncodedStates(NamedTuple):
@@ -64,7 +64,7 @@ def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
     if encoding != "fp8":
         return EncodedStates(states.to(STATE_TYPES[encoding]), None)
     wide = states.float()
-    exponents = torch.frexp(wide.abs().amax(-1) / _LARGEST).exponent.clamp(-126, 126)
+    exponents = torch.frexp(wide.abs().amax(-1) / _E4M3_MAX).exponent.clamp(-126, 126)
     values = (wide * _power_of_two(-exponents).unsqueeze(-1)).to(torch.float8_e4m3fn)
     return EncodedStates(values, exponents.to(torch.int8))
 

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.config import MAX_TAPS, WIDEST, MaskedConfig, WindowedConfig
+from eyas.drafters.config import MAX_SIZE, MAX_TAPS, MaskedConfig, WindowedConfig
 from eyas.drafters.network import (
     Attend,
     Attention,
@@ -63,7 +63,7 @@ class BlockConfig(WindowedConfig, MaskedConfig):
     causal: bool = False
     """A slot sees no later slot (JetSpec, arXiv 2606.18394); else the slots see each other in both directions."""
     qk_norm: bool = True
-    sliding_window: int | None = Field(default=None, ge=2, le=WIDEST)
+    sliding_window: int | None = Field(default=None, ge=2, le=MAX_SIZE)
     sliding_causal: bool = False
     """In layers with a window a slot sees no later slot, even where it does in the others."""
 

@@ -65,7 +65,7 @@ def _check(rope: dict[str, Any], fields: Fields) -> None:
     kind = rope["rope_type"]
     where = fields.where
     for key in sorted(set(rope) - _KNOWN):
-        if key not in fields.overlook:
+        if key not in fields.keys_to_ignore:
             raise ConfigError(f"{where}: unknown key {key} in the RoPE section: eyas can't tell what it changes")
         del rope[key]
     if not isinstance(kind, str) or kind not in _NUMBERS:

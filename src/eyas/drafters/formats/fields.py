@@ -53,7 +53,7 @@ class Fields(KeyReport):
     """The file it comes from, for messages."""
     names: Mapping[str, Any] | None = None
     """The checkpoint's tensors: native name -> an object with its `shape`; None = unknown."""
-    overlook: Collection[str] = ()
+    keys_to_ignore: Collection[str] = ()
     """Keys to ignore at the user's request."""
     layers: int | None = None
     """How many layers the target has; None = unknown."""
@@ -63,13 +63,13 @@ class Fields(KeyReport):
     """How the tap numbers were interpreted; empty if there are none."""
 
     def __post_init__(self) -> None:
-        if self.raw.get("quantization_config") is not None and "quantization_config" not in self.overlook:
+        if self.raw.get("quantization_config") is not None and "quantization_config" not in self.keys_to_ignore:
             raise ConfigError(
                 f"{self.where}: quantization_config: eyas loads float weights only; use the unquantized drafter"
             )
         self.values = {}
         for key, value in self.raw.items():
-            if key in self.overlook:
+            if key in self.keys_to_ignore:
                 self.ignored[key] = "as requested"
             elif key in _KIND:
                 continue

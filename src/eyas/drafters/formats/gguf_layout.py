@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters.config import DEEPEST
+from eyas.drafters.config import MAX_LAYERS
 from eyas.drafters.files import Headers, RawCheckpoint, TensorInfo, parse_json
 from eyas.drafters.window.layers import FULL_LAYER, SLIDING_LAYER
 from eyas.errors import CheckpointError, ConfigError
@@ -105,11 +105,11 @@ class GgufLayout:
     """Tensors that may be in the file and aren't loaded, and why."""
 
     def names(self, layers: int) -> dict[str, str]:
-        """Name in the file -> native name, for a drafter with `layers` layers, at most `DEEPEST`."""
+        """Name in the file -> native name, for a drafter with `layers` layers, at most `MAX_LAYERS`."""
         numbered = (
             (theirs.format(layer), ours.format(layer))
             for theirs, ours in self.tensors.items()
-            for layer in (range(min(layers, DEEPEST)) if "{}" in theirs else (0,))
+            for layer in (range(min(layers, MAX_LAYERS)) if "{}" in theirs else (0,))
         )
         return dict(numbered)
 

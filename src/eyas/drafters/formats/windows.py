@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.drafters.block.network import BlockConfig
-from eyas.drafters.config import DEEPEST, WindowedConfig
+from eyas.drafters.config import MAX_LAYERS, WindowedConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.window.layers import FULL_LAYER, SLIDING_LAYER
 from eyas.errors import ConfigError
@@ -17,7 +17,7 @@ from eyas.errors import ConfigError
 ANCHORED = "sliding_anchored"
 """eyas's own key: windows count from where a draft begins, as speculators trains EAGLE-3 and DFlash."""
 _CAUSAL = ("causal", "causal_head", "is_causal")
-_LATE = 28
+_DEFAULT_MAX_WINDOW_LAYERS = 28
 """The first layer with a window in a Qwen3Config without `layer_types` and `max_window_layers`."""
 
 
@@ -96,11 +96,11 @@ def _layer_types(fields: Fields) -> list[str]:
     layers = fields.values.get("num_hidden_layers", 1)
     types = fields.values.get("layer_types")
     if types is None:
-        count = min(layers, DEEPEST) if isinstance(layers, int) else 0  # the config class refuses other numbers
+        count = min(layers, MAX_LAYERS) if isinstance(layers, int) else 0  # the config class refuses other numbers
         if fields.values.get("use_sliding_window") is not True or fields.values.get("sliding_window") is None:
             return [FULL_LAYER] * count
         late = fields.raw.get("max_window_layers")
-        late = late if isinstance(late, int) else _LATE
+        late = late if isinstance(late, int) else _DEFAULT_MAX_WINDOW_LAYERS
         fields.ignored.pop("max_window_layers", None)
         if count <= late:
             fields.doubts.append(

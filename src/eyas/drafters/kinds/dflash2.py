@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed, among
-from eyas.drafters.config import WIDEST
+from eyas.drafters.config import MAX_SIZE
 from eyas.drafters.kind import DFLASH2
 from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, write_block
 from eyas.drafters.network import Attend, Attention, DecoderLayer, Rope
@@ -31,7 +31,7 @@ class ConvolvedConfig(BlockConfig):
 
     conv_kernel_size: int = Field(default=2, ge=1, le=256)
     """T, the taps of a convolution."""
-    conv_group_size: int = Field(default=16, ge=1, le=WIDEST)
+    conv_group_size: int = Field(default=16, ge=1, le=MAX_SIZE)
     """How many channels share the input-dependent part of the kernel."""
 
     @model_validator(mode="after")
@@ -44,7 +44,7 @@ class ConvolvedConfig(BlockConfig):
 class DFlash2Config(ConvolvedConfig):
     """Sizes of the block, its convolutions, and the selector."""
 
-    selector_rank: int = Field(default=256, ge=1, le=WIDEST)
+    selector_rank: int = Field(default=256, ge=1, le=MAX_SIZE)
     selector_top_k: int = Field(default=16, ge=1)
     """k, the candidates per slot."""
 

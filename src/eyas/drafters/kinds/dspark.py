@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
-from eyas.drafters.config import WIDEST
+from eyas.drafters.config import MAX_SIZE
 from eyas.drafters.formats.fields import NESTED
 from eyas.drafters.kind import DSPARK
 from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, write_block
@@ -24,7 +24,7 @@ class DSparkConfig(BlockConfig):
     """Sizes of DFlash's block and options of the two heads."""
 
     sample_from_anchor: bool = True
-    markov_rank: int = Field(default=256, ge=0, le=WIDEST)
+    markov_rank: int = Field(default=256, ge=0, le=MAX_SIZE)
     """0 = there is no Markov head."""
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     """`gated`: the slot's state weighs the bias; `rnn`: a recurrent state remembers all earlier tokens of the block."""

@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.drafters.config import WIDEST, TransformerConfig
+from eyas.drafters.config import MAX_SIZE, TransformerConfig
 from eyas.drafters.decoding import NetworkPairs, Proposer
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
@@ -69,15 +69,15 @@ class AssistantConfig(TransformerConfig):
     hidden_act: str = "gelu_pytorch_tanh"
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = Field(min_length=1)
     sliding_window: int = Field(ge=1)
-    head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
+    head_dim: int = Field(ge=2, le=MAX_SIZE, multiple_of=2)
     """Of sliding layers."""
-    num_key_value_heads: int = Field(ge=1, le=WIDEST)
+    num_key_value_heads: int = Field(ge=1, le=MAX_SIZE)
     """The target's, in sliding layers."""
-    global_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
-    num_global_key_value_heads: int = Field(ge=1, le=WIDEST)
+    global_head_dim: int = Field(ge=2, le=MAX_SIZE, multiple_of=2)
+    num_global_key_value_heads: int = Field(ge=1, le=MAX_SIZE)
     sliding_rope_parameters: dict[str, Any] = Field(default_factory=lambda: dict(_ROPE[SLIDING]))
     """RoPE of sliding layers; `rope_parameters` is that of the others."""
-    num_centroids: int | None = Field(default=None, ge=1, le=WIDEST)
+    num_centroids: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     """Into how many clusters the head sorts the vocabulary; None = it scores all tokens."""
     centroid_intermediate_top_k: int = Field(default=32, ge=1)
     """Clusters whose tokens are scored."""
@@ -132,7 +132,7 @@ def read(fields: Fields) -> AssistantConfig:
     if "taps" in fields.values:
         raise ConfigError(f"{fields.where}: taps: an assistant reads the state after the final norm, no other")
     text = fields.take("text_config", dict, default={})
-    inner = Fields(text, f"{fields.where} (text_config)", fields.names, fields.overlook, fields.layers)
+    inner = Fields(text, f"{fields.where} (text_config)", fields.names, fields.keys_to_ignore, fields.layers)
     if twice := sorted(set(inner.values) & set(fields.values) - {"tie_word_embeddings"}):
         raise ConfigError(f"{fields.where}: {', '.join(twice)} is written twice, also in text_config")
     tied = [part.take("tie_word_embeddings", bool, default=True) for part in (inner, fields)]

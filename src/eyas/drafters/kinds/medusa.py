@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.drafters.config import DEEPEST, DrafterConfig
+from eyas.drafters.config import MAX_LAYERS, DrafterConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.medusa import HEADS, LAYERS, read_sizes
 from eyas.drafters.kind import Kind
@@ -33,8 +33,8 @@ _MODEL_TYPE = "medusa"
 class MedusaConfig(DrafterConfig):
     """The number of heads and their depth. The only tap is the boundary after the target's final norm."""
 
-    num_heads: int = Field(default=5, ge=1, le=DEEPEST)
-    num_hidden_layers: int = Field(default=1, ge=1, le=DEEPEST)
+    num_heads: int = Field(default=5, ge=1, le=MAX_LAYERS)
+    num_hidden_layers: int = Field(default=1, ge=1, le=MAX_LAYERS)
     """Residual layers of each head."""
     medusa_fc_bias: bool = True
     """Whether the residual layers have biases."""

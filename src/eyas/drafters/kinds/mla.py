@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from eyas.drafters.config import WIDEST, FusedTapsConfig
+from eyas.drafters.config import MAX_SIZE, FusedTapsConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, taps_dict
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE3_MLA, Kind
@@ -38,12 +38,12 @@ _MOE_AND_DERIVED = frozenset(
 class MlaConfig(FusedTapsConfig):
     """Sizes of the latents and of the parts of a head."""
 
-    q_lora_rank: int | None = Field(ge=1, le=WIDEST)
+    q_lora_rank: int | None = Field(ge=1, le=MAX_SIZE)
     """None = queries come from a single projection."""
-    kv_lora_rank: int = Field(ge=1, le=WIDEST)
-    qk_nope_head_dim: int = Field(ge=1, le=WIDEST)
-    qk_rope_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
-    v_head_dim: int = Field(ge=1, le=WIDEST)
+    kv_lora_rank: int = Field(ge=1, le=MAX_SIZE)
+    qk_nope_head_dim: int = Field(ge=1, le=MAX_SIZE)
+    qk_rope_head_dim: int = Field(ge=2, le=MAX_SIZE, multiple_of=2)
+    v_head_dim: int = Field(ge=1, le=MAX_SIZE)
     rope_interleave: bool = True
     """Whether channels that are rotated together are adjacent, instead of half a head apart."""
 

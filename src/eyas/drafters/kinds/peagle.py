@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import nn
 
 from eyas.drafters.block.decoding import ParallelProposer
-from eyas.drafters.config import DEEPEST, MaskedConfig
+from eyas.drafters.config import MAX_LAYERS, MaskedConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.speculators import PEAGLE_ARCHITECTURES
 from eyas.drafters.kind import PEAGLE, Kind
@@ -37,7 +37,7 @@ _MASK = ("mask_token_id", "pard_token", "ptd_token_id")
 class PEagleConfig(Eagle3Config, MaskedConfig):
     """EAGLE-3's sizes and toggles, and the number of slots of one pass."""
 
-    num_depths: int = Field(default=8, ge=1, le=DEEPEST)
+    num_depths: int = Field(default=8, ge=1, le=MAX_LAYERS)
     """K, the guesses of one pass. Files of other projects may omit it; speculators trains 8."""
 
     @property

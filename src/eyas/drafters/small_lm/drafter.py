@@ -41,7 +41,7 @@ from eyas.targets.target import Target
 from eyas.targets.transformers_names import model_cache_kwargs
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.tree.draft_tree import BeamLevels
-from eyas.types import NOBODY, Owner
+from eyas.types import NO_OWNER, Owner
 from eyas.verify import Coupling
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -126,7 +126,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
     return found
 
 
-_TOGETHER = 64
+_MAX_JOINT_TOKENS = 64
 """A row with more unread tokens than this, such as a prompt, is read alone: it would widen the other rows' pass."""
 
 
@@ -169,7 +169,7 @@ class Guesses(NamedTuple):
 class _Text(History):
     """A sequence as the model reads it: in the target's tokens, or in its own vocabulary."""
 
-    def __init__(self, shared: SharedVocabulary | None, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
+    def __init__(self, shared: SharedVocabulary | None, prompt: Sequence[int] = (), owner: Owner = NO_OWNER) -> None:
         super().__init__(prompt, owner)
         self._shared = shared
         self.text: list[int] = []
@@ -342,7 +342,7 @@ class SmallLmDrafter(HistoryDrafter):
         for slot, want in zip(rows, wanted, strict=True):
             if want and self._can_read(slot):
                 unread = self.pairs[slot].text[self.pairs.cache.length(slot) :]
-                if len(unread) > _TOGETHER:
+                if len(unread) > _MAX_JOINT_TOKENS:
                     self._prefill(slot, unread[: None if most is None else most + 1])
 
     def _prefill(self, slot: int, text: Sequence[int]) -> None:
@@ -368,7 +368,7 @@ class SmallLmDrafter(HistoryDrafter):
             text = self.pairs[slot].text
             cache.truncate(slot, len(text) - 1)  # the last token's logits are needed
             rest = text[cache.length(slot) :]
-            if len(rest) > _TOGETHER:
+            if len(rest) > _MAX_JOINT_TOKENS:
                 self._prefill(slot, rest)
                 rest = rest[-1:]
             unread.append(rest)

@@ -24,7 +24,7 @@ from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.lookahead import Branches, LookaheadTree, lookahead_trees
-from eyas.types import NOBODY, Owner
+from eyas.types import NO_OWNER, Owner
 from eyas.verify import Coupling
 
 
@@ -77,7 +77,7 @@ def first_guesses(prompt: Sequence[int], count: int) -> list[int]:
 class LookaheadHistory(History):
     """A sequence, its prompt, and its window."""
 
-    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
+    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NO_OWNER) -> None:
         super().__init__(prompt, owner)
         self.prompt = prompt
         self.window: LookaheadWindow | None = None

@@ -15,13 +15,13 @@ from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPa
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree.draft_tree import Proposal
-from eyas.types import NOBODY, Owner
+from eyas.types import NO_OWNER, Owner
 
 
 class NgramHistory(History):
     """A sequence, and the first occurrences of its n-grams."""
 
-    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
+    def __init__(self, prompt: Sequence[int] = (), owner: Owner = NO_OWNER) -> None:
         super().__init__(prompt, owner)
         self.cut()
 

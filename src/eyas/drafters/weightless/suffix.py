@@ -28,7 +28,7 @@ from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.targets.native.library import Kernels, SuffixSearch, kernels
 from eyas.tree.draft_tree import Proposal
-from eyas.types import NOBODY, Owner
+from eyas.types import NO_OWNER, Owner
 
 _MAX_FANOUT = 64
 """Maximum number of children of a node that are ever proposed; any more would each be less likely than one in 64."""
@@ -86,7 +86,7 @@ class FinishedAnswers:
 class SuffixHistory(History):
     """A sequence, and the index of its suffixes."""
 
-    def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: Owner = NOBODY) -> None:
+    def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: Owner = NO_OWNER) -> None:
         super().__init__(prompt, owner)
         self._limits = limits
         self._index = SuffixIndex(limits)
@@ -168,7 +168,7 @@ _SEPARATOR = -1
 """Marks positions without a token: before the first text, after the last text, and between two texts."""
 _MISMATCH = -2
 """Differs from every value in a text."""
-_FEW = 512
+_MAX_AT_ONCE = 512
 """Up to this many occurrences are compared in one operation; while there are more, token by token."""
 
 
@@ -319,7 +319,7 @@ class SuffixIndex:
         lengths = np.ones(len(stops), np.int64)
         longer = np.arange(len(stops))
         length = 1
-        while len(longer) > _FEW and length < min(len(context), self._limits.longest):
+        while len(longer) > _MAX_AT_ONCE and length < min(len(context), self._limits.longest):
             length += 1
             at = stops[longer] + (self._margin - length)
             longer = longer[self._buffer[at] == context[-length]]
@@ -399,7 +399,7 @@ def _children(
     on = continuation_rate(match + level)
     column = rows[:, level]
     followers: dict[int, list[int]] = {}
-    if len(rows) > _FEW:  # find the few frequent tokens first
+    if len(rows) > _MAX_AT_ONCE:  # find the few frequent tokens first
         tokens, counts = np.unique(column, return_counts=True)
         frequent = tokens[probability * (counts / len(rows) * on) >= least]
         followers = {token: np.flatnonzero(column == token).tolist() for token in frequent.tolist()}

@@ -38,7 +38,7 @@ from eyas.tree import DraftTree, parse_tree
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
-from eyas.types import NOBODY
+from eyas.types import NO_OWNER
 from eyas.verify import Coupling, Sampler, SeededWalk
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
@@ -143,7 +143,7 @@ class _Bench:
         self._drafter.pairs.resize(0)
         self._drafter.pairs.resize(slots)
         for slot in range(slots):
-            self._drafter.pairs.begin(slot, [0], NOBODY)
+            self._drafter.pairs.begin(slot, [0], NO_OWNER)
         self._read(range(slots), 1)
         empty = DraftTree.empty(slots, self._target.device)
         self._pass(slots, empty, columns)  # the system provides memory only when it is first used

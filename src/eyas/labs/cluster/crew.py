@@ -18,7 +18,7 @@ from eyas.labs.cluster.worker import Refused, installed
 from eyas.work import Key, MakeWorker, Take, Unit, UnitReport
 
 
-class Died(NamedTuple):
+class WorkerDeath(NamedTuple):
     """A worker that is gone: killed, out of memory, or lost with its machine."""
 
     reason: str
@@ -37,7 +37,7 @@ class Executor(Protocol):
         """Call a method of a worker; `wait` returns the result."""
 
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
-        """Wait at most `seconds` for a call to end; return (worker, result or `Died`) of all that have ended."""
+        """Wait at most `seconds` for a call to end; return (worker, result or `WorkerDeath`) of all that have ended."""
 
     def stop(self) -> None:
         """End all workers, whatever they are doing; may be called more than once."""
@@ -138,7 +138,7 @@ class Crew:
         for worker, result in ended:
             step = self._next_step.pop(worker)
             self._since.pop(worker, None)
-            if isinstance(result, Died):
+            if isinstance(result, WorkerDeath):
                 self._lost(worker, result.reason)
             elif isinstance(result, Refused):
                 machine = self._machines.get(worker)

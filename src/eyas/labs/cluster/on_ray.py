@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eyas.errors import UsageError
-from eyas.labs.cluster.crew import Crew, Died
+from eyas.labs.cluster.crew import Crew, WorkerDeath
 from eyas.labs.cluster.worker import Refused, WorkerActor
 from eyas.work import ClusterConfig, MakeWorker
 
@@ -17,7 +17,7 @@ ANSWERS = 5.0
 """Seconds within which a cluster's address must accept a connection."""
 CLOSES = 2.0
 """Seconds that workers get to stop their work before they are killed."""
-HANDED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+PASSED_VARIABLES = ("HF_HUB_OFFLINE", "HF_HOME", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Environment variables that workers get from this process."""
 
 
@@ -89,7 +89,7 @@ class RayExecutor:
             if getattr(error, "actor_init_failed", False):
                 return _unusable(error)
             self._ray.kill(self._handles[worker])  # in case it is only out of reach: another worker does its units
-            return Died(_last_line(error))
+            return WorkerDeath(_last_line(error))
         except errors.RayError as error:
             return _unusable(error)
 
@@ -109,7 +109,7 @@ class RayExecutor:
         gpus = config.gpus
         if gpus is None:
             gpus = float(any(machine.get("GPU", 0) >= 1 for machine in machines))
-        variables = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+        variables = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
         variables["OMP_NUM_THREADS"] = str(config.cpus)
         return {"num_cpus": config.cpus, "num_gpus": gpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
 

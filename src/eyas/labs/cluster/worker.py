@@ -20,7 +20,7 @@ from eyas.files import file_hash
 from eyas.runtime import versions
 from eyas.work import MakeWorker, Unit, UnitReport, Worker
 
-SLICE = 0.2
+EXCHANGE_SECONDS = 0.2
 """Seconds after which an exchange returns the reports so far; a single step of a worker may take longer."""
 
 
@@ -59,7 +59,7 @@ class WorkerActor:
         assert self._worker is not None
         self._inbox.extend(units)
         found: list[UnitReport] = []
-        until = time.monotonic() + SLICE
+        until = time.monotonic() + EXCHANGE_SECONDS
         try:
             while self._reports is not None or self._inbox:
                 if self._reports is None:

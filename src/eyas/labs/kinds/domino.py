@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
-from eyas.drafters.config import WIDEST
+from eyas.drafters.config import MAX_SIZE
 from eyas.drafters.formats.fields import NESTED, Fields
 from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 
@@ -23,8 +23,8 @@ from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write
 class DominoConfig(BlockConfig):
     """Sizes of DFlash's block and of the GRU."""
 
-    gru_hidden_dim: int = Field(default=1024, ge=1, le=WIDEST)
-    emb_dim: int = Field(default=256, ge=1, le=WIDEST)
+    gru_hidden_dim: int = Field(default=1024, ge=1, le=MAX_SIZE)
+    emb_dim: int = Field(default=256, ge=1, le=MAX_SIZE)
     """M, the width of the bottleneck."""
     pure_draft_prefix_len: int = Field(default=0, ge=0)
     """How many of the first guesses are left uncorrected."""

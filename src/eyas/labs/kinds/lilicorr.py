@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, Followed, among
-from eyas.drafters.config import WIDEST
+from eyas.drafters.config import MAX_SIZE
 from eyas.drafters.formats.fields import NESTED, Fields
 from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 from eyas.drafters.kinds.dflash2 import CONVOLUTION, ConvolvedConfig, ConvolvedNetwork
@@ -31,15 +31,15 @@ class LiLiCorrConfig(ConvolvedConfig):
 
     conv_kernel_size: int = Field(default=0, ge=0, le=256)
     """The taps of the layers' convolutions; 0 = no convolutions."""
-    conv_group_size: int = Field(default=0, ge=0, le=WIDEST)
-    lilicorr_hidden_size: int = Field(ge=1, le=WIDEST)
+    conv_group_size: int = Field(default=0, ge=0, le=MAX_SIZE)
+    lilicorr_hidden_size: int = Field(ge=1, le=MAX_SIZE)
     """By default the drafter's width."""
     lilicorr_num_layers: int = Field(default=2, ge=1, le=64)
-    lilicorr_num_heads: int = Field(default=4, ge=1, le=WIDEST)
+    lilicorr_num_heads: int = Field(default=4, ge=1, le=MAX_SIZE)
     lilicorr_mlp_ratio: float = Field(default=2.0, gt=0, le=64)
     lilicorr_candidate_topk: int = Field(default=8, ge=1, le=1024)
     """k, the candidates per slot."""
-    lilicorr_factor_dim: int = Field(default=64, ge=1, le=WIDEST)
+    lilicorr_factor_dim: int = Field(default=64, ge=1, le=MAX_SIZE)
     lilicorr_vector_eps: float = Field(default=1e-6, gt=0, lt=0.5)
     lilicorr_logit_scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """The factor that turns cosines into logits."""

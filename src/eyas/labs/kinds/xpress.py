@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
-from eyas.drafters.config import WIDEST
+from eyas.drafters.config import MAX_SIZE
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds.dflash import BLOCK_LOSS, block_kind, read_block, write_block
 from eyas.errors import ConfigError
@@ -28,8 +28,8 @@ from eyas.errors import ConfigError
 class XPressConfig(BlockConfig):
     """Sizes of DFlash's block and of the refiner."""
 
-    xpress_rank: int = Field(default=256, ge=1, le=WIDEST)
-    xpress_mlp_hidden: int = Field(default=512, ge=1, le=WIDEST)
+    xpress_rank: int = Field(default=256, ge=1, le=MAX_SIZE)
+    xpress_mlp_hidden: int = Field(default=512, ge=1, le=MAX_SIZE)
 
 
 def read(fields: Fields) -> XPressConfig:

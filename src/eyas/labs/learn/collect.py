@@ -32,9 +32,9 @@ from eyas.errors import EyasError
 from eyas.labs.learn.traffic import Split, TrafficRow, TrafficStore, split_of
 from eyas.types import Owner
 
-_PIECE = 64
+_PAIRS_PER_PIECE = 64
 """Pairs of a row that are handed over together."""
-_WAITING = 256 << 20
+_MAX_WAITING_BYTES = 256 << 20
 """Maximum bytes of states that wait to be encoded."""
 _TOGETHER, _SECONDS = 16, 10.0
 """Maximum rows of a client in a shard, and the seconds between flushes of incomplete shards."""
@@ -153,7 +153,7 @@ class Collector:
             one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row], states.nbytes // len(taken)))
             one.held = one.held + counts[row]
             one.pairs = one.pairs + counts[row]
-            if one.held >= _PIECE and not self._hand_over(one, last=False):
+            if one.held >= _PAIRS_PER_PIECE and not self._hand_over(one, last=False):
                 del self._open[rows[row]]
 
     def finish(self, slot: int) -> None:
@@ -185,7 +185,7 @@ class Collector:
         """Queue the pairs that a row has gathered; False if the queue is full, or the row is long enough."""
         size = sum(piece.nbytes for piece in one.pieces)
         with self._waiting_lock:
-            full = self._waiting + size > _WAITING
+            full = self._waiting + size > _MAX_WAITING_BYTES
             self._waiting += 0 if full else size
         if full:
             if not self.counts["dropped"]:

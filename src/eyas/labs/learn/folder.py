@@ -29,9 +29,9 @@ from eyas.data.store.manifest import CapturedTarget
 from eyas.errors import DataError, UsageError
 from eyas.files import FileLock, copy_folder, file_hash, write_text, writing_folder
 
-KEPT = 5
+KEPT_GENERATIONS = 5
 """Number of generations to keep in addition to the first and those in use."""
-QUIET = 1.0
+IDLE_SECONDS = 1.0
 """Seconds since the server's last step after which the machine counts as idle."""
 
 
@@ -194,7 +194,7 @@ class LearnFolder:
                 (folder / "card.json").write_text(text + "\n", encoding="utf-8")
             state = self.state
             used = {0, number, state.wanted, state.settled}
-            for old in [one for one in self.numbers() if one not in used][:-KEPT]:
+            for old in [one for one in self.numbers() if one not in used][:-KEPT_GENERATIONS]:
                 shutil.rmtree(self.generation(old))
         return number
 
@@ -212,7 +212,7 @@ class LearnFolder:
     def busy(self) -> bool:
         """Whether the server was at work a moment ago."""
         try:
-            return time.time() - self._busy.stat().st_mtime < QUIET
+            return time.time() - self._busy.stat().st_mtime < IDLE_SECONDS
         except OSError:
             return False
 

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from eyas.engine.round import RoundOutput
     from eyas.types import EngineState
 
-POLL = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two checks of the folder."""
 _HEARTBEAT_SECONDS = 0.2
 """Seconds between two busy signals to the learner."""
 _MINUTE = 60.0
-_KEPT = 1440
+_MAX_POINTS = 1440
 """Maximum points of the curve: a day of minutes."""
 
 log = logging.getLogger("eyas.serve.learn")
@@ -80,7 +80,7 @@ class LengthCurve:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._points: deque[_Point] = deque(maxlen=_KEPT)
+        self._points: deque[_Point] = deque(maxlen=_MAX_POINTS)
 
     def add(self, generation: int, offered: Sequence[int], accepted: Sequence[int]) -> None:
         """Count a round whose rows were offered trees of these depths, while this generation served."""
@@ -115,7 +115,7 @@ class Learning(Learner):
     own, in a subfolder.
     """
 
-    def __init__(self, config: LearnConfig, poll: float = POLL, client: str = "") -> None:
+    def __init__(self, config: LearnConfig, poll: float = POLL_SECONDS, client: str = "") -> None:
         """`client`: the owner of these generations; "" = all clients that aren't apart."""
         self.config = config
         self.client = client

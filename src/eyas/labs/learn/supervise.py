@@ -19,7 +19,7 @@ from contextlib import suppress
 from eyas.errors import StoppedError, TrainingError
 from eyas.labs.learn.folder import LearnFolder
 
-LOOK = 0.2
+POLL_SECONDS = 0.2
 """Seconds between two checks of the server's load."""
 _PR_SET_PDEATHSIG = 1
 _RETRY = 600.0
@@ -65,7 +65,7 @@ def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
                 with folder.locked():  # a child stopped while it holds this lock would block the server
                     child.send_signal(signal.SIGSTOP if busy else signal.SIGCONT)
                 stopped = busy
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         return code
     except KeyboardInterrupt:
         raise StoppedError("the cycle's rows and the trainer's last state are kept", signal.SIGINT) from None

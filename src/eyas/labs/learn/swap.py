@@ -128,7 +128,7 @@ class Generations:
         return sorted(numbers, key=lambda number: number == self._current[""])
 
     @property
-    def nobody(self) -> _SlotState:
+    def begin_state(self) -> _SlotState:
         """The state of a slot that no row has begun in."""
         return _SlotState(("", self._current[""]), self._choosing[""])
 
@@ -196,18 +196,18 @@ class GenerationPairs(SlotPairs):
         for one in self.generations.drafters.values():
             one.pairs.resize(slots)
         self._shape = (slots, 0)
-        self.rows = [self.generations.nobody for _ in range(slots)]
+        self.rows = [self.generations.begin_state for _ in range(slots)]
 
     def reshape(self, slots: int, columns: int) -> None:
         for one in self.generations.drafters.values():
             one.pairs.reshape(slots, columns)
         self._shape = (slots, columns)
-        self.rows = [*self.rows[:slots], *(self.generations.nobody for _ in range(slots - len(self.rows)))]
+        self.rows = [*self.rows[:slots], *(self.generations.begin_state for _ in range(slots - len(self.rows)))]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         generations, rows = self.generations, self.rows
         generations.take_over((row.generation for at, row in enumerate(rows) if self.length(at)), *self._shape)
-        self.rows = [row if row.generation in generations.drafters else generations.nobody for row in rows]
+        self.rows = [row if row.generation in generations.drafters else generations.begin_state for row in rows]
         self.rows[slot] = self._begun = generations.choose(owner)
         self._of(slot).begin(slot, prompt, owner, prediction)
         if self._recorder is not None:
@@ -251,7 +251,7 @@ class GenerationPairs(SlotPairs):
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)
-        self.rows[target], self.rows[source] = self.rows[source], self.generations.nobody
+        self.rows[target], self.rows[source] = self.rows[source], self.generations.begin_state
         if self._recorder is not None:
             self._recorder.move(source, target)
 

@@ -44,13 +44,13 @@ from eyas.errors import StoreError
 from eyas.runtime import versions
 
 Split = Literal["train", "held"]
-_HELD = 8
+_HELD_OUT_EVERY = 8
 """One in this many rows is held out."""
 _OWNER = "learn-traffic---"
 """The 16 characters in a shard's metadata that take the place of a capture's identity."""
 _SHARD = 64
 """Rows in a shard of a copied store; a shard is assembled in memory."""
-_BEGINNING = 64
+_SPLIT_TOKENS = 64
 """Number of first tokens that decide a row's split."""
 
 
@@ -92,8 +92,8 @@ class TrafficShard(NamedTuple):
 
 def split_of(row: TokenRow) -> Split:
     """Whether a row is trained on or held out."""
-    digest = hashlib.blake2b(row.tokens[:_BEGINNING].astype("<i4").tobytes(), digest_size=4).digest()
-    return "train" if int.from_bytes(digest, "little") % _HELD else "held"
+    digest = hashlib.blake2b(row.tokens[:_SPLIT_TOKENS].astype("<i4").tobytes(), digest_size=4).digest()
+    return "train" if int.from_bytes(digest, "little") % _HELD_OUT_EVERY else "held"
 
 
 class TrafficStore:

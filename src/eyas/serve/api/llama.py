@@ -35,7 +35,7 @@ from eyas.serve.schema.llama import (
     LlamaSelection,
 )
 from eyas.serve.schema.request import ignored_fields
-from eyas.serve.schema.response import READING, WITH_BODY, error_responses, generation_responses
+from eyas.serve.schema.response import ERRORS_OF_READS, WITH_BODY, error_responses, generation_responses
 from eyas.serve.tools.calling import tool_calling
 from eyas.text.fill import ExtraFile, encode_fill, fill_format
 from eyas.text.template import encode_text, required
@@ -43,7 +43,7 @@ from eyas.types import Stats
 
 router = APIRouter(route_class=JsonRoute)
 COMPLETION, INFILL = "/completion", "/infill"
-_NEAR = (1536, 510)
+_KEPT_AROUND_GAP = (1536, 510)
 """The tokens before and after a gap that are kept, as in llama-server: an editor waits for them to be read."""
 Json = dict[str, Any]
 
@@ -74,7 +74,7 @@ async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
         extra=[ExtraFile(file.filename, file.text) for file in body.input_extra],
         begun=body.prompt,
         named=True,
-        most=_NEAR,
+        most=_KEPT_AROUND_GAP,
     )
     prompt = await context.in_worker(
         fill, tokenizer, form, body.input_prefix, body.input_suffix, characters=size, info=info
@@ -82,7 +82,7 @@ async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
     return await _respond(body, completion, prompt, context, info, INFILL)
 
 
-@router.get("/props", responses=error_responses(*READING, 503))
+@router.get("/props", responses=error_responses(*ERRORS_OF_READS, 503))
 async def props(context: Context) -> Json:
     """Describe the server, in llama-server's form."""
     tokenizer = context.engine.tokenizer

@@ -41,7 +41,7 @@ from eyas.serve.schema.ollama import (
     ShowRequest,
 )
 from eyas.serve.schema.request import GenerationRequest, ignored_fields
-from eyas.serve.schema.response import READING, WITH_BODY, error_responses, generation_responses
+from eyas.serve.schema.response import ERRORS_OF_READS, WITH_BODY, error_responses, generation_responses
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece
 from eyas.serve.tools.styles import shows_tools
@@ -57,7 +57,7 @@ _VERSION = "0.14.2"
 _FAR_FUTURE = timedelta(days=36500)
 """After how long a model that stays is said to expire; Ollama's own client shows it as forever."""
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_READING = error_responses(*READING, 503, body=OllamaErrorBody)
+_READ_ERRORS = error_responses(*ERRORS_OF_READS, 503, body=OllamaErrorBody)
 
 
 class AnswerPiece(NamedTuple):
@@ -81,14 +81,14 @@ async def version() -> Json:
     return {"version": _VERSION}
 
 
-@router.get("/api/tags", response_model=OllamaTags, responses=_READING)
+@router.get("/api/tags", response_model=OllamaTags, responses=_READ_ERRORS)
 async def tags(context: Context, info: Info) -> Json:
     """List the model names that requests may use."""
     facts = await _facts(context, info)
     return {"models": [facts.listed(context, name) for name in context.settings.model_names]}
 
 
-@router.get("/api/ps", response_model=OllamaRunning, responses=_READING)
+@router.get("/api/ps", response_model=OllamaRunning, responses=_READ_ERRORS)
 async def running(context: Context, info: Info) -> Json:
     """List the model names that are loaded: all of them."""
     facts = await _facts(context, info)
@@ -167,7 +167,7 @@ async def _answer(
     return await _respond(LinesWriter(body, request, generation, info, tools, form))
 
 
-@router.get("/api/v0/models", response_model=LMStudioModels, responses=error_responses(*READING, 503))
+@router.get("/api/v0/models", response_model=LMStudioModels, responses=error_responses(*ERRORS_OF_READS, 503))
 async def lm_studio_models(context: Context, info: Info) -> Json:
     """List the model names that requests may use, as LM Studio does."""
     facts = await _facts(context, info)

@@ -16,7 +16,7 @@ from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
 from eyas.serve.schema.messages import RequestMessage, Tool, tool_schemas
 from eyas.serve.schema.request import Ignored, Name, OnlyFalse, RequestModel, TokenIds
-from eyas.serve.schema.response import READING, WITH_BODY, ResponseModel, error_responses
+from eyas.serve.schema.response import ERRORS_OF_READS, WITH_BODY, ResponseModel, error_responses
 from eyas.text.template import required
 
 MAX_TOKENIZE_LENGTH = 1 << 20
@@ -115,13 +115,13 @@ class VersionResponse(ResponseModel):
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("/v1/models", response_model=ModelList, responses=error_responses(*READING, 503))
+@router.get("/v1/models", response_model=ModelList, responses=error_responses(*ERRORS_OF_READS, 503))
 async def list_models(context: Context) -> Any:
     """List the model names that requests may use."""
     return {"data": [_model_card(context, name) for name in context.settings.model_names]}
 
 
-@router.get("/v1/models/{model:path}", response_model=ModelCard, responses=error_responses(*READING, 404, 503))
+@router.get("/v1/models/{model:path}", response_model=ModelCard, responses=error_responses(*ERRORS_OF_READS, 404, 503))
 async def retrieve_model(model: str, context: Context) -> Any:
     """Describe the model of this name."""
     context.check_model(model)

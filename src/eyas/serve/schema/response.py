@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-EVERYWHERE = (400, 403)
+ERRORS_OF_ALL = (400, 403)
 """Error statuses of every route, caused by a request's headers."""
-READING = (401, 500)
+ERRORS_OF_READS = (401, 500)
 """Error statuses of routes that only read."""
 WITH_BODY = (400, 401, 404, 408, 413, 415, 500, 503)
 """Error statuses of routes that take a body."""
@@ -148,7 +148,7 @@ class StreamChunk(ResponseHead):
 
 def error_responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Document the error responses of a route."""
-    every = sorted({*EVERYWHERE, *statuses})
+    every = sorted({*ERRORS_OF_ALL, *statuses})
     return {status: {"model": body, "description": _DESCRIPTIONS[status]} for status in every}
 
 

@@ -33,9 +33,9 @@ _INHERITED = frozenset(
     "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
 )
 """Environment variables that the child gets."""
-_SECONDS = 5.0
+_CPU_SECONDS = 5.0
 """Processor time that compiling and trying a grammar may take."""
-_PATIENCE = 120.0
+_CLOCK_FACTOR = 120.0
 """How many times as long it may take by the clock, on a machine that is busy with other things."""
 _START_SECONDS = 10.0
 """Processor time that a child may need to start and to read the vocabulary."""
@@ -50,7 +50,7 @@ _MAX_REMEMBERED = 1024
 class GrammarTrials:
     """Compiles grammars for the engine, each in a child process first; the children end with this process."""
 
-    def __init__(self, seconds: float = _SECONDS) -> None:
+    def __init__(self, seconds: float = _CPU_SECONDS) -> None:
         """`seconds`: processor time that compiling and trying a grammar may take."""
         self._seconds = seconds
         self._passed: OrderedDict[GrammarSpec, None] = OrderedDict()
@@ -130,7 +130,7 @@ class GrammarChild:
         """
         if not self.running:
             self._start(tokenizer)
-        problem = self._send({"source": source, "limits": LIMITS, "seconds": seconds}, _PATIENCE * seconds)
+        problem = self._send({"source": source, "limits": LIMITS, "seconds": seconds}, _CLOCK_FACTOR * seconds)
         if problem:
             raise RequestError(f"the grammar can't be used: it reaches a limit of llguidance: {problem}")
         if problem is None and self.running:
@@ -161,7 +161,7 @@ class GrammarChild:
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
-        if self._send(vocabulary, _PATIENCE * _START_SECONDS) is None:
+        if self._send(vocabulary, _CLOCK_FACTOR * _START_SECONDS) is None:
             busy = self.running
             self.close()
             if busy:

@@ -35,7 +35,7 @@ _SPACE = " \t\r\n"
 _NAME = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _GAP = r"\s{0,64}"
-_WILD = {
+_WILDCARDS = {
     NAME: r"[\w.-]{1,256}",
     ID: r"[\w.-]{0,64}",
     NUMBER: r"\d{0,6}",
@@ -108,7 +108,9 @@ def markers_of(style: ToolStyle) -> CallMarkers:
         more = rf"{_GAP}(?:<\|call\|>)?{_HARMONY}"
     element = style.element
     argument = (
-        _GAP + _pattern(element.begin) + f"(?P<key>{_WILD[KEY]})" + _pattern(element.middle.rstrip()) if element else ""
+        _GAP + _pattern(element.begin) + f"(?P<key>{_WILDCARDS[KEY]})" + _pattern(element.middle.rstrip())
+        if element
+        else ""
     )
     shared = shared_start(style.between, style.end)
     shared = regex.sub(r"<[^<>]*$", "", shared) if not style.end.startswith(style.between) else style.end
@@ -164,10 +166,12 @@ def _pattern(text: str, lenient: bool = False) -> str:
             )
     parts = []
     for part in regex.split(f"(\\s+|[{NAME}-{TYPE}])", text):
-        parts.append(_GAP if part.isspace() else _WILD.get(part) or regex.escape(part))
+        parts.append(_GAP if part.isspace() else _WILDCARDS.get(part) or regex.escape(part))
     found = "".join(parts).replace("><", f">{_GAP}<")
     # models write [CALL_ID] whether or not the template does
-    return found.replace(r"\[CALL_ID\]" + _WILD[ID], "").replace(r"\[ARGS\]", r"(?:\[CALL_ID\][\w-]{0,64})?\[ARGS\]")
+    return found.replace(r"\[CALL_ID\]" + _WILDCARDS[ID], "").replace(
+        r"\[ARGS\]", r"(?:\[CALL_ID\][\w-]{0,64})?\[ARGS\]"
+    )
 
 
 def is_text(schema: Any) -> bool:

@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"
 """Where a wheel has its libraries; a clone has none."""
 FLAGS = ("-O3", "-std=c++17", "-fopenmp-simd", "-pthread", "-fPIC", "-shared", "-ffp-contract=off")
-HERE = (*FLAGS, "-march=native")
+NATIVE_FLAGS = (*FLAGS, "-march=native")
 """The compiler's options for this machine."""
 _HASH_BYTES = hashlib.sha256().digest_size
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.library import KINDS, PANEL, Activation
 
-_MOSTLY = 0.8
+_MIN_AGREEMENT = 0.8
 """Share of tokens for which a router's form must choose the same experts: ties may choose others."""
 _MAX_GROUPS = 64
 
@@ -190,7 +190,7 @@ class RouterForm(NamedTuple):
             rounded,
             weights.dtype == torch.bfloat16,
         )
-        best = _MOSTLY
+        best = _MIN_AGREEMENT
         found = None
         for grouped, sigmoid, renormalized in product(form._grouped(router), (False, True), (False, True)):
             tried = grouped._replace(sigmoid=sigmoid, renormalized=renormalized)
@@ -231,7 +231,7 @@ class RouterForm(NamedTuple):
         made, found = self.choose(scores)
         same = (found.sort(1).values == ids.sort(1).values).all(1)
         share = float(same.float().mean())
-        if share <= _MOSTLY:
+        if share <= _MIN_AGREEMENT:
             return 0.0
         close = 1e-2 if self.rounds_weights else 1e-5
         return share if _close(made.sort(1).values[same], weights.sort(1).values[same], close) else 0.0

@@ -27,7 +27,7 @@ from eyas.files import writing_path
 from eyas.machine import processor_flags, processor_model
 from eyas.runtime import LOADING, mapped_zeros
 from eyas.targets.native.abi import check_sizes, constant, described
-from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole, prebuilt, sources_hash
+from eyas.targets.native.builds import NATIVE_FLAGS, compile_library, compiler, is_whole, prebuilt, sources_hash
 
 _LOG = logging.getLogger("eyas")
 DISABLE = "EYAS_NATIVE"
@@ -225,7 +225,7 @@ class Kernels:
 
 PANEL = constant("PANEL")
 """Outputs per panel; sizes of states must be multiples of it."""
-MAX_TOGETHER = 12
+MAX_TOKENS_PER_PRODUCT = 12
 """Maximum number of tokens that are multiplied together."""
 MAX_ROTATED = constant("MAX_ROTATED")
 """Maximum number of features that RoPE rotates in latent attention."""
@@ -281,7 +281,7 @@ def address(tensor: Tensor | None) -> int | None:
 def _compiled(compiler: str, flags: frozenset[str], folder: Path) -> Path:
     """The library's file in a `folder`, compiled unless it is there and undamaged."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
-    parts = (sources_hash(), " ".join(sorted(flags)), " ".join(HERE), torch.__version__)
+    parts = (sources_hash(), " ".join(sorted(flags)), " ".join(NATIVE_FLAGS), torch.__version__)
     name = hashlib.sha256(b"\0".join([version, *(part.encode() for part in parts)])).hexdigest()[:16]
     path = folder / f"kernels-{name}.so"
     if path.exists():
@@ -291,5 +291,5 @@ def _compiled(compiler: str, flags: frozenset[str], folder: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
         LOADING.info("compiling the native kernels, which takes about a minute, kept in %s", path)
-        compile_library(compiler, HERE, made)
+        compile_library(compiler, NATIVE_FLAGS, made)
     return path

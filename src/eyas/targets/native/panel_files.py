@@ -37,7 +37,7 @@ _LOG = logging.getLogger("eyas")
 
 MAX_BYTES = 16 << 30
 """Maximum total bytes of all files."""
-_SILENCE = 3.0
+_PROGRESS_SECONDS = 3.0
 """Seconds between two lines about progress."""
 _ALIGNMENT = 4096
 _END = struct.Struct("<Q8s")
@@ -124,7 +124,7 @@ class _WrittenPanels:
             _StoredPanels(kind, out, len(panels), panels.shape[1], self._file.tell(), content_hash(data))
         )
         self._file.write(data)
-        if time.monotonic() - self._said > _SILENCE:
+        if time.monotonic() - self._said > _PROGRESS_SECONDS:
             self._said = time.monotonic()
             LOADING.info("packed %.0f MB", self._file.tell() / 1e6)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from eyas.targets.linears import PrepackedLinear
-from eyas.targets.native.library import KINDS, MAX_TOGETHER, Way, loaded_kernels
+from eyas.targets.native.library import KINDS, MAX_TOKENS_PER_PRODUCT, Way, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed import WeightFormat
 from eyas.targets.native.packed_linears import PackedLinear
@@ -37,5 +37,5 @@ def describe_products(model: nn.Module) -> str:
         return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
     if ways == Way.TILES:
         return "eyas's, by AMX tiles"
-    tokens = [str(tokens) for tokens in range(1, MAX_TOGETHER + 1) if ways >> tokens & 1]
+    tokens = [str(tokens) for tokens in range(1, MAX_TOKENS_PER_PRODUCT + 1) if ways >> tokens & 1]
     return "eyas's" + f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens)

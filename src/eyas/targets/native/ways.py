@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.machine import clock, measured_once
-from eyas.targets.native.library import KINDS, MAX_TOGETHER, Linear, Way, kernels, loaded_kernels
+from eyas.targets.native.library import KINDS, MAX_TOKENS_PER_PRODUCT, Linear, Way, kernels, loaded_kernels
 from eyas.targets.native.ops import multiplied
 
 _LOG = logging.getLogger("eyas")
@@ -46,12 +46,16 @@ def _measure_ways(offered: Way) -> dict[str, Any]:
     chains, pairs, tiles, documented = map(way, (0, (1 << 32) - 1, Way.TILES, Way.TILES_OF_VECTORS))
     inputs = [
         torch.randn(tokens, 1024, generator=torch.Generator().manual_seed(tokens)).bfloat16()
-        for tokens in (*range(1, MAX_TOGETHER + 1), 16, 256)
+        for tokens in (*range(1, MAX_TOKENS_PER_PRODUCT + 1), 16, 256)
     ]
     if _differ(chains[0], pairs[0], inputs):
         return {"tiles": False, "pairs": []}
     best = [best_seconds((chains, pairs), x, 3) for x in inputs]
-    faster = [len(x) for x, (chain, pair) in zip(inputs, best, strict=True) if pair < chain and len(x) <= MAX_TOGETHER]
+    faster = [
+        len(x)
+        for x, (chain, pair) in zip(inputs, best, strict=True)
+        if pair < chain and len(x) <= MAX_TOKENS_PER_PRODUCT
+    ]
     if Way.TILES not in offered or _differ(tiles[0], documented[0], inputs[::4]):
         return {"tiles": False, "pairs": faster}
     ratios = [best_seconds((tiles,), x, 3)[0] / min(other) for x, other in zip(inputs, best, strict=True)]
