@@ -62,7 +62,7 @@ def test_what_is_not_certainly_faster_than_plain_is_doubted() -> None:
     loud = Candidate("loud", {"t": replace(candidate("loud", 2.0, 2.0, seconds=8.0).tasks["t"], noise=0.2)})
     assert "1.25 times the speed of plain decoding (give or take 0.50" in (doubt(loud) or "")
     assert "more prompts or a quieter machine would tell" in (doubt(loud) or "")
-    assert doubt(candidate("wrong", 2.0, 2.0, seconds=0.1)) == "what was measured of wrong can't be true"
+    assert doubt(candidate("wrong", 2.0, 2.0, seconds=0.1)) == "the figures measured for wrong can't be true"
 
     choice = choose([slow, fast], "accept_length")
     assert (choice.best.name, choice.as_dict()["doubt"]) == ("slow", doubt(slow))
