@@ -1,4 +1,4 @@
-"""Drafters in GGUF files that lie beside their target's: which files these are, and which of them come first.
+"""Drafters in GGUF files that lie next to their target's: which files these are, and which of them come first.
 
 llama.cpp and its users name them after the target, with a prefix that says what they are: `mtp-Qwen3.5-4B-Q8_0.gguf`.
 """

@@ -56,7 +56,7 @@ def gguf_in(path: Path) -> Path | None:
     """
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(each for each in path.iterdir() if each.suffix.lower() == GGUF_SUFFIX)
-        files = [each for each in files if is_model(each)] or files  # drafters may lie beside their target
+        files = [each for each in files if is_model(each)] or files  # drafters may lie next to their target
         if len(files) > 1:
             raise UsageError(f"{path} holds {len(files)} GGUF files: name one, such as {files[0]}")
         path = files[0] if files else path

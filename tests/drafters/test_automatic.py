@@ -63,7 +63,7 @@ def heads(folder: Path, *, inside: bool, companion: bool) -> Path:
 def test_a_companion_beside_the_file_comes_first(tmp_path: Path, told: Any) -> None:
     model = heads(tmp_path, inside=True, companion=True)
     assert isinstance(found(model), NetworkDrafter)
-    assert told()[-1] == f"drafter: {tmp_path / 'mtp-tiny-Q8_0.gguf'}, beside the model's file"
+    assert told()[-1] == f"drafter: {tmp_path / 'mtp-tiny-Q8_0.gguf'}, next to the model's file"
 
 
 def test_heads_in_the_file_come_next_also_with_copies(tmp_path: Path, told: Any) -> None:
@@ -201,7 +201,7 @@ def test_inspect_examines_a_companion(tmp_path: Path) -> None:
         assert (done.exit_code, report["kind"], report["usable"]) == (code, "mtp", fits)
     assert "doesn't fit the target: layers of 4, but the target's is 3" in report["problems"]
     shown = CliRunner().invoke(app, ["inspect", str(model), "--json"], catch_exceptions=False).stdout
-    assert json.loads(shown)["mtp_modules"] == [f"{companion} (beside the file)"]
+    assert json.loads(shown)["mtp_modules"] == [f"{companion} (next to the file)"]
 
 
 def test_inspect_prints_the_known_drafters(tmp_path: Path) -> None:

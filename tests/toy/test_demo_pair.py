@@ -135,7 +135,7 @@ def test_the_pair_is_small() -> None:
 
 
 def test_the_drafter_is_worth_having() -> None:
-    """On the two kinds of text it was trained for, several tokens a pass."""
+    """On the two kinds of text it was trained for, several tokens per pass."""
     done = base().generate(requests(0.0, "plain")[:2])
     pooled = eyas.Stats()
     for completion in done:

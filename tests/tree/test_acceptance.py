@@ -26,7 +26,7 @@ def test_never_rising_is_isotonic_regression(points: list[tuple[float, float]]) 
 
 
 def seen(acceptance: Acceptance, group: int, later: bool, p: float, rate: float, rounds: int = 400) -> None:
-    """Ten steps a round of probability `p`, accepted at `rate`."""
+    """Ten steps per round of probability `p`, accepted at `rate`."""
     draw = np.random.default_rng(0)
     index = int(bins(np.log(np.array([p])))[0])
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Finding a drafter for a target: beside its file, in its checkpoint, among published ones, and in the user's own runs.
+"""Finding a drafter for a target: next to its file, in its checkpoint, among published ones, or in the user's own runs.
 
 Only what is on this machine is taken. Published drafters are listed in `assets/published.json`, with their sources.
 """
@@ -63,7 +63,7 @@ def candidates(model: str | Path) -> Iterator[Candidate]:
     file = named_file(named_target(model)) or _file_of(model)
     if file is not None:
         for each in companions(file):
-            yield Candidate(str(each), "beside the model's file")
+            yield Candidate(str(each), "next to the model's file")
     if (told := heads_of_model(model)) is not None:
         yield Candidate(None, told)
     for pair in published(model):
@@ -163,7 +163,7 @@ def _plain(name: str) -> str:
 
 
 def local_copy(drafter: str, model: str | Path) -> str | None:
-    """A published drafter in a folder of its name, here or beside the model, or in the Hub's cache; None = neither."""
+    """A published drafter in a folder of its name, here or next to the model, or in the Hub's cache; None = neither."""
     name = drafter.rpartition("/")[2]
     for folder in (Path(drafter), Path(name), Path(model).expanduser().absolute().parent / name):
         if (folder / CONFIG).is_file():

@@ -156,7 +156,7 @@ def _indexed(index: Path) -> list[str]:
     files: list[str] = sorted(set(weight_map.values()))
     odd = [name for name in files if Path(name).name != name or "\\" in name or not name.endswith(".safetensors")]
     if odd:
-        raise CheckpointError(f"{index} names {', '.join(map(repr, odd))}: only .safetensors files beside it are read")
+        raise CheckpointError(f"{index} names {', '.join(map(repr, odd))}: only .safetensors files next to it are read")
     return files
 
 

@@ -207,7 +207,7 @@ class HybridDrafter(Drafter):
     def _copies_suffice(
         self, copies: DraftTree, wanted: Sequence[bool], spec: TreeSpec, values: ValueTable, groups: Tensor
     ) -> bool:
-        """Whether the `wanted` rows' copies alone bring more tokens a second than together with the network's guesses.
+        """Whether the `wanted` rows' copies alone give more tokens per second than with the network's guesses.
 
         With c[k] and n[k], how likely copies and guesses are right down to level k, a round brings 1 + sum(c) tokens
         without guesses, and at most sum(n * (1 - c)) more with them. The network computes its levels for all rows

@@ -137,7 +137,7 @@ class ServerContext:
 
     @property
     def reasoning(self) -> ReasoningMarks | None:
-        """The marks around thoughts in answers to chats; None if thoughts aren't told from the text."""
+        """The marks around thoughts in answers to chats; None if thoughts stay in the text."""
         return reasoning_marks(self.engine.tokenizer, self.settings.reasoning_parser)
 
     @property

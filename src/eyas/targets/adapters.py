@@ -44,7 +44,7 @@ class Adapter:
         return f"{self.kind} adapter{rank} in {self.folder}, for {self.base}"
 
     @property
-    def beside(self) -> bool:
+    def holds_base(self) -> bool:
         """Whether the directory also holds the base model."""
         return self.base == str(self.folder)
 
@@ -127,7 +127,7 @@ def merge_adapter(model: Any, adapter: Adapter, partial: bool = False) -> Any:
         merged = wrapped.merge_and_unload()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
         raise ModelError(f"can't merge the {adapter}: {error}") from error
-    _LOG.log(logging.WARNING if adapter.beside else logging.INFO, "the %s: merged into the weights", adapter)
+    _LOG.log(logging.WARNING if adapter.holds_base else logging.INFO, "the %s: merged into the weights", adapter)
     return merged
 
 

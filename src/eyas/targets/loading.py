@@ -374,7 +374,7 @@ def read_config(name: str) -> Any:
     """
     found = find_config(name)
     adapter = find_adapter(found)
-    if adapter is not None and not adapter.beside:
+    if adapter is not None and not adapter.holds_base:
         try:
             return read_config(adapter.base)
         except (ModelError, MissingModelError) as error:
@@ -440,7 +440,7 @@ def read_model(
             extra_kwargs["state_dict"], packed = read_quantized(
                 source, model_class(config), config, settings, dtype, packs=packs
             )
-        elif adapter is not None and adapter.beside:  # from its directory, transformers would also load the adapter
+        elif adapter is not None and adapter.holds_base:  # from its directory, transformers would also load the adapter
             extra_kwargs["state_dict"] = {
                 key: tensor for file in weight_files(source) for key, tensor in load_file(file).items()
             }

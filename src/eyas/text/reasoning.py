@@ -24,7 +24,7 @@ _TAIL = 48
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """What stands around the thoughts of a model family. Line breaks beside a mark belong to the mark.
+    """What stands around the thoughts of a model family. Line breaks next to a mark belong to the mark.
 
     No mark may begin with another one that is looked for in the same place.
     """

@@ -73,7 +73,7 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def encode_prediction(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize what an answer is expected to be; special tokens that it spells out aren't told from text.
+    """Tokenize what an answer is expected to be; special tokens spelled out in it become those tokens.
 
     RequestError without a tokenizer.
     """

@@ -17,7 +17,7 @@ NINE = Load("closed", 9)
 
 
 def run(seconds: float, *texts: str, **more: float) -> LoadRun:
-    """Ten tokens an answer; first text after a tenth of the time. An empty text is an error."""
+    """Ten tokens per answer; first text after a tenth of the time. An empty text is an error."""
     answers = [
         TimedAnswer(i, 0.0, seconds, seconds / 10, 10, 3, text, more.get("passes", 0.0), more.get("kept", 0.0))
         if text

@@ -154,7 +154,7 @@ def test_an_index_that_leads_elsewhere(name: Any, tmp_path: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin") if name == "pytorch_model.bin" else None
     index = {"weight_map": {"fc.weight": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"only \.safetensors files beside it|weight_map"):
+    with pytest.raises(CheckpointError, match=r"only \.safetensors files next to it|weight_map"):
         open_checkpoint(tmp_path)
 
 

@@ -319,7 +319,7 @@ def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pyte
         page.get_by_label("Prompt for the race").fill("go")
         page.keyboard.press("Enter")
         expect(page.locator("#race-result")).to_contain_text(f"Beware: {warning}.")
-        expect(page.locator("#race-result")).to_contain_text("at 3.75 tokens a pass can't be")
+        expect(page.locator("#race-result")).to_contain_text("at 3.75 tokens per pass can't be")
 
 
 def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:

@@ -229,7 +229,7 @@ def test_nothing_is_marked_where_nothing_is_drafted(server: FakeServer, open_pag
 def test_tokens_a_pass_are_the_servers(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
     say(page, "first")
-    expect(page.locator(".figures-line")).to_contain_text("3.75 tokens a pass")  # 14 tokens in 4 rounds would be 3.50
+    expect(page.locator(".figures-line")).to_contain_text("3.75 tokens per pass")  # 14 tokens in 4 rounds would be 3.50
 
 
 @pytest.mark.parametrize(

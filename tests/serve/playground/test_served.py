@@ -62,7 +62,7 @@ def say(page: Any, text: str) -> None:
 def test_a_conversation_with_its_trees(page: Any, gauges: Gauges) -> None:
     say(page, QUESTION)
     figures = page.locator(".figures-line")
-    expect(figures).to_contain_text("tokens a pass", timeout=30_000)
+    expect(figures).to_contain_text("tokens per pass", timeout=30_000)
     count = int(re.match(r"\d+", figures.text_content())[0])  # type: ignore[index]
     assert page.locator(".answer .tok").count() == count <= 40
     assert page.locator(".answer .tok.drafted").count() > 0

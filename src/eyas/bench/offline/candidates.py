@@ -230,7 +230,7 @@ def doubt(candidate: Candidate) -> str | None:
         return f"{measured}, so serving with it is slower than without a drafter"
     if candidate.margin("speedup") is None:
         return f"{measured}, and with one prompt per file the uncertainty is unknown: measure more prompts"
-    return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would tell"
+    return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would show it"
 
 
 def describe_speed(candidate: Candidate) -> str:

@@ -68,7 +68,7 @@ class MethodLine:
     against_plain: bool = True
     """Whether the baseline is another method that decodes plainly."""
     margins: Mapping[Criterion, float | None] = field(default_factory=dict)
-    """Two standard errors of the figures of that name; None where one group of prompts doesn't tell, empty for plain
+    """Two standard errors of the figures of that name; None where one group of prompts can't tell, empty for plain
     decoding and for methods timed as a client sees them."""
 
     @property
@@ -403,7 +403,7 @@ class MethodComparison:
                 return " ".join(["Fastest: plain decoding. No method was faster here, so serve without one.", *wrong])
             unsure = (
                 "No method measured faster than plain decoding here, so serve without one. The margins of "
-                f"{', '.join(unclear)} leave that open: more prompts or a quieter machine would tell."
+                f"{', '.join(unclear)} leave that open: more prompts or a quieter machine would show it."
             )
             return " ".join([unsure, *wrong])
         bars = "one prompt per file: the uncertainty is unknown"
@@ -417,7 +417,7 @@ class MethodComparison:
             advice = f"{self.to_serve.choice.name} drafts only where that pays"
         unsure = (
             f"No method is certain to be faster than plain decoding here. The best measured: {found} More prompts or a "
-            f"quieter machine would tell; until then, {advice}."
+            f"quieter machine would show it; until then, {advice}."
         )
         return " ".join([unsure, *wrong])
 

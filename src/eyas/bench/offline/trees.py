@@ -234,7 +234,7 @@ class TreeReport:
     def table(self) -> Table:
         """The ranking for a terminal; a setting's figures are those of the last pass it took part in."""
         table = Table("", "tree", title=f"Draft trees for {self.drafter}")
-        for header in ("tokens/s", "speedup", "accept length", "efficiency", "prompts a file"):
+        for header in ("tokens/s", "speedup", "accept length", "efficiency", "prompts per file"):
             table.add_column(header, justify="right")
         for candidate, done in self.in_order:
             mark = "pick" if candidate is self.choice.best else "tie" if candidate.name in self.choice.ties else ""

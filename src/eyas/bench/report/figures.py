@@ -98,7 +98,7 @@ def seconds_axis(values: Sequence[float]) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens a pass)"))
+ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens per pass)"))
 """The rows of a tree sweep's figure: name in the report, label."""
 _AXIS = {"closed": "concurrent clients", "open": "requests per second"}
 """Kind of load -> label of its axis."""
@@ -121,7 +121,7 @@ def training_figure(run: TrainingRun) -> bytes:
         curve(length, run, "decoded_accept_length", unit, GREEN, "decoded")
         label(loss, across, "loss")
         label(accuracy, across, "top-1 accuracy (validation)")
-        label(length, across, "accept length (tokens a pass)")
+        label(length, across, "accept length (tokens per pass)")
         for axes in grid[0]:
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7)
@@ -160,7 +160,7 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
                 axes.plot(x, values, color=color, alpha=0.6, linewidth=1, linestyle="--", label=task)
             means = [candidate["mean"][figures] for _, candidate in rows]
             axes.plot(x, means, color=RED, linewidth=2.2, marker="o", label="mean over tasks")
-        label(length, "", "accept length (tokens a pass)", "What decoding gives")
+        label(length, "", "accept length (tokens per pass)", "What decoding gives")
         label(speed, f"training time ({axis})" if run.timed else "step", "speedup (x plain decoding)")
         speed.axhline(1.0, color=GRAY, linewidth=0.8)
         pick = next(moment for moment, (row, _) in zip(x, rows, strict=True) if row["name"] == report["pick"])
@@ -177,7 +177,7 @@ def learning_figure(runs: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -
         for (name, points), color in zip(runs, _colors(len(runs)), strict=True):
             axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
         axes.set_xscale("log")
-        label(axes, "tokens read in training", "accept length (tokens a pass)")
+        label(axes, "tokens read in training", "accept length (tokens per pass)")
         axes.legend(fontsize=7)
         return svg(figure)
 
@@ -263,7 +263,7 @@ def methods_figure(content: Mapping[str, Any]) -> bytes:
                 rates = shown[name]
                 positions.plot(range(1, len(rates) + 1), rates, color=color, marker="o", label=name)
             speed.axvline(1.0, color=GRAY, linewidth=0.8)
-            for axes, x_name in ((speed, "speedup (x plain decoding)"), (length, "accept length (tokens a pass)")):
+            for axes, x_name in ((speed, "speedup (x plain decoding)"), (length, "accept length (tokens per pass)")):
                 axes.set_yticks(range(len(names)), names)
                 axes.invert_yaxis()
                 label(axes, x_name, "", f"T = {heat:g}")

@@ -204,7 +204,7 @@ def _tiles(figures: Mapping[Criterion, Shown], tasks: str, counts: Sequence[int]
     return Tiles(
         (
             ("Speedup", with_margin("{:.2f}x", *figures["speedup"]), "of plain decoding, interleaved with it"),
-            ("Accept length", with_margin("{:.2f}", *figures["accept_length"]), "tokens a pass of the target"),
+            ("Accept length", with_margin("{:.2f}", *figures["accept_length"]), "tokens per pass of the target"),
             ("Tokens/s", with_margin("{:.1f}", *figures["tokens_per_second"]), f"on {tasks}"),
             ("Lossless", f"{counts[0]} of {counts[1]}", f"{answers} equal to plain decoding's"),
         )
@@ -356,7 +356,7 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
         [
             DataTable(("split", *columns), counts),
             DataTable(
-                ("layout", "bytes", "bytes a token", "of classic"),
+                ("layout", "bytes", "bytes per token", "of classic"),
                 rows,
                 marked=[i for i, row in enumerate(rows) if ours in row[0]],
             ),

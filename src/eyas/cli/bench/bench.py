@@ -186,7 +186,7 @@ def _mean_shape(name: str, state: ControllerState) -> str:
     plain = state.plain_rounds / max(1, state.rounds)
     return (
         f"{name} chose on average: depth {state.mean_depth:.1f}, width {state.mean_width:.1f}, "
-        f"{state.mean_nodes:.1f} nodes a round; {plain:.0%} of the rounds plain"
+        f"{state.mean_nodes:.1f} nodes per round; {plain:.0%} of the rounds plain"
     )
 
 

@@ -1,4 +1,4 @@
-"""Servers that the measuring verbs compare, beside or in place of engines in this process."""
+"""Servers that the measuring verbs compare, in addition to engines of this process or instead of them."""
 
 from __future__ import annotations
 

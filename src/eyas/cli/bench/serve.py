@@ -56,7 +56,7 @@ class LoadOptions:
 
     PANEL: ClassVar[str] = "Load"
     concurrency: Annotated[str, Option(help="Concurrent clients, e.g. 1,4,16; each waits for its answer.")] = ""
-    rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
+    rate: Annotated[str, Option(help="Requests per second at random moments (Poisson), e.g. 0.5,2.")] = ""
     requests: Annotated[int, Option(min=1, help="Minimum requests per run.")] = 16
     per_client: Annotated[float, Option(min=1, help="Minimum requests per client, in a closed loop.")] = 2.0
     repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3

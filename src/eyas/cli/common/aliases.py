@@ -238,7 +238,7 @@ REFUSED: dict[str, str] = {
     "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens read between two rounds",
     "--ctx-size": "--max-model-len limits a single sequence, --max-cached-tokens all of them together",
     **dict.fromkeys(("--enable-auto-tool-choice", "--tool-call-parser", "--jinja"), _TOOLS),
-    "--enable-reasoning": "thoughts are told from answers by the model's marks, or those that --reasoning-parser names",
+    "--enable-reasoning": "the model's marks separate thoughts from answers, or those that --reasoning-parser names",
     "--reasoning-format": "requests have a field reasoning_format; --reasoning-parser none is for all of them",
     "--guided-decoding-backend": "grammars are enforced by llguidance; leave it out",
     "--disable-log-requests": "the texts of requests are never logged; leave it out",

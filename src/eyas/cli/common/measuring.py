@@ -118,8 +118,8 @@ def within(
     each = seconds_of_run(engine(), tasks, params)
     size = largest(most, runs, 60 * minutes / each)
     note(
-        f"--minutes {minutes:g}, at {each:.1f} s a run: {size.repeats} of {most.repeats} repeats, {size.groups} of "
-        f"{most.groups} groups of prompts a file"
+        f"--minutes {minutes:g}, at {each:.1f} s per run: {size.repeats} of {most.repeats} repeats, {size.groups} of "
+        f"{most.groups} groups of prompts per file"
         + (f", {size.candidates} of {candidates} checkpoints" if candidates > 1 else "")
     )
     return replace(measuring, repeats=size.repeats, limit=size.groups * measuring.batch_size), size.candidates

@@ -252,8 +252,8 @@ class DraftOptions(LoadedDrafterOptions):
         str | None,
         Option(
             help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: by p/q, same "
-            "distribution, other draws; synthetic:LENGTH: LOSSY, that many tokens a pass whatever the target says, to "
-            "benchmark speed."
+            "distribution, other draws; synthetic:LENGTH: LOSSY, that many tokens per pass whatever the target says, "
+            "to benchmark speed."
         ),
     ] = None
 

@@ -81,7 +81,7 @@ class MachineOptions:
         Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),
     ] = None
     price: Annotated[
-        float | None, Option(min=0, help="With --machines: dollars per GPU hour (default: a round figure).")
+        float | None, Option(min=0, help="With --machines: dollars per GPU hour (default: a rough figure).")
     ] = None
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ def plan(
     ours = f"--states {states} --final {final}"
     stored_bytes = layout.data_bytes(work.size)
     show_table(console, _table(storage(layout, work), ours))
-    console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")
+    console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes per token")
     hours = _show_hours(console, costs, on, count, batch_size, stored_bytes)
     if cluster is not None:
         show_table(console, _prices(cluster, hours, epochs, hardware.price))

@@ -37,20 +37,20 @@ _FALLBACKS = {HEAD: ("output.weight", "token_embd.weight"), EMBEDDING: ("token_e
 def find_heads(path: Path) -> Path | None:
     """The GGUF file with the heads of the target, or in the drafter's file, at `path`; None if it isn't GGUF.
 
-    Raises CheckpointError if there are none, neither in the target's file nor in a companion beside it.
+    Raises CheckpointError if there are none, neither in the target's file nor in a companion next to it.
     """
     own = weights_file(path)
     file = gguf_in(path) if own is None else own
     if file is None or holds_heads(opened := Gguf(file)):
         return file
-    if own is not None and (beside := companion_of(opened)) is not None:
-        return beside
+    if own is not None and (companion := companion_of(opened)) is not None:
+        return companion
     if heads := heads_of(opened):
         raise CheckpointError(
             f"{file} says that its last {len(heads)} layers are MTP heads, and holds no blk.{heads[-1]}.{_PROJECTION}: "
-            "it was made without them; use a file with them, or a companion (mtp-*.gguf) beside it"
+            "it was made without them; use a file with them, or a companion (mtp-*.gguf) next to it"
         )
-    raise CheckpointError(f"{file} has no MTP heads, and there is no companion (mtp-*.gguf) of it beside it")
+    raise CheckpointError(f"{file} has no MTP heads, and there is no companion (mtp-*.gguf) next to it")
 
 
 def holds_heads(opened: Gguf) -> bool:
@@ -60,7 +60,7 @@ def holds_heads(opened: Gguf) -> bool:
 
 
 def companion_of(target: Gguf) -> Path | None:
-    """The companion with MTP heads beside a target's file, of the same architecture and sizes; None = there is none."""
+    """The companion with MTP heads next to a target's file, of the same architecture and sizes; None if absent."""
     for found in companions(target.path):
         try:
             theirs = Gguf(found)

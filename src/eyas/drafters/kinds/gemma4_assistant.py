@@ -128,7 +128,7 @@ class AssistantConfig(TransformerConfig):
 
 
 def read(fields: Fields) -> AssistantConfig:
-    """The configuration in config.json, in `text_config` or beside it. Raises ConfigError, also for unknown keys."""
+    """The configuration in config.json, in `text_config` or next to it. Raises ConfigError, also for unknown keys."""
     if "taps" in fields.values:
         raise ConfigError(f"{fields.where}: taps: an assistant reads the state after the final norm, no other")
     text = fields.take("text_config", dict, default={})

@@ -63,7 +63,7 @@ def locate(source: str) -> Located:
     if named is not None:
         return Located({}, named)  # a drafter's: a target's has a folder with a config.json
     adapter = find_adapter(path)
-    if adapter is not None and not adapter.beside:
+    if adapter is not None and not adapter.holds_base:
         return locate(adapter.base)
     if path.exists():
         return Located(_config(path), path)
@@ -217,8 +217,8 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     opened = None if file is None else Gguf(file)
     if opened is not None and holds_heads(opened):
         report.mtp_modules = [f"blk.{layer}.nextn.* (llama.cpp's layout)" for layer in heads_of(opened)]
-    elif opened is not None and (beside := companion_of(opened)) is not None:
-        report.mtp_modules = [f"{beside} (beside the file)"]
+    elif opened is not None and (companion := companion_of(opened)) is not None:
+        report.mtp_modules = [f"{companion} (next to the file)"]
     elif modules is not None:
         report.mtp_modules = [f"{prefix}* ({modules.layout.family}'s layout)" for prefix in modules.prefixes]
     report.known_drafters = [f"{pair.drafter} ({pair.kind}; {pair.source})" for pair in published(name)]

@@ -93,7 +93,7 @@ class LayerCall:
 
     @property
     def shared(self) -> tuple[Any, ...]:
-        """Which objects the model passed beside the states: equal for layers that are called alike."""
+        """Which objects the model passed with the states: equal for layers that are called alike."""
         rest = self.args[1:] if self.args else [self.kwargs[name] for name in self.kwargs if name != "hidden_states"]
         return tuple(map(id, rest))
 

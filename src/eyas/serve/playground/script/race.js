@@ -150,7 +150,7 @@ export class Race {
   doubts(ratio, perPass) {
     const found = this.warning ? [`Beware: ${this.warning}.`] : [];
     if (ratio > 1.05 * perPass) {
-      const figures = `${ratio.toFixed(2)}× at ${perPass.toFixed(2)} tokens a pass`;
+      const figures = `${ratio.toFixed(2)}× at ${perPass.toFixed(2)} tokens per pass`;
       found.push(`Beware: ${figures} can't be, so something slowed the plain lane down. Race again.`);
     }
     return found.map((text) => el("span", { className: "problem-text", textContent: text }));

@@ -1,4 +1,4 @@
-// The panel beside the answers: the tokens and the draft tree of one round.
+// The panel next to the answers: the tokens and the draft tree of one round.
 
 import { byId, el, plural, visible } from "./dom.js";
 import { drawTree, words } from "./tree.js";

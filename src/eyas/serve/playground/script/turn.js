@@ -92,7 +92,7 @@ export class Turn {
     const count = answer.tokens.length;
     const parts = [plural(count, "token")];
     if (answer.seconds && count > 1) parts.push(`${(count / answer.seconds).toFixed(0)} tokens/s`);
-    if (answer.speculated && answer.perPass()) parts.push(`${answer.perPass().toFixed(2)} tokens a pass`);
+    if (answer.speculated && answer.perPass()) parts.push(`${answer.perPass().toFixed(2)} tokens per pass`);
     return [...parts, this.note].filter(Boolean).join(" · ");
   }
 
