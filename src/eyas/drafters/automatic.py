@@ -98,9 +98,9 @@ def advice(model: str | Path) -> str | None:
     try:
         file = _file_of(model)
         opened = None if file is None else Gguf(file)
-        beside = None if opened is None or holds_heads(opened) else companion_of(opened)
-        if beside is not None:
-            return f"{model} has a drafter beside it, {beside.name}: {_USE}"
+        companion = None if opened is None or holds_heads(opened) else companion_of(opened)
+        if companion is not None:
+            return f"{model} has a drafter next to it, {companion.name}: {_USE}"
         told = heads_of_model(model) if opened is None else _heads_in(opened)
     except EyasError:  # whatever it is, loading the model reports it
         return None

@@ -292,15 +292,15 @@ class ModelRunner:
         reading = 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
         if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
-            reading = self._catch_up(decoding, self._within_a_step(rows, begun))
+            reading = self._catch_up(decoding, self._fitting_a_step(rows, begun))
         self._planned_at = time.perf_counter()
         tree = self._tree_for(decoding, rows)
         if tree is None:
             return RoundPlan(None, drafting, reading)
-        reached = self._within_a_step(rows, drafting)
-        if reached != drafting or any(self._behind(rows, reached)):
+        reached = self._fitting_a_step(rows, drafting)
+        if reached != drafting or any(self._exceeding_a_step(rows, reached)):
             seconds = self._catch_up(decoding, reached)
-            late = self._behind(rows, reached)
+            late = self._exceeding_a_step(rows, reached)
             drafting = [reach and not behind for reach, behind in zip(reached, late, strict=True)]
             reading += seconds
             self._planned_at += seconds  # reading isn't planning

@@ -166,7 +166,7 @@ class ServerContext:
 
     async def turn_to_read(self, client: str, characters: int) -> None:
         """Wait until it is the client's turn to have a body of `characters` characters parsed and checked."""
-        if characters <= _LARGE:
+        if characters <= _LARGE_TEXT:
             turns = self._turns
             pause = 0.0
         else:

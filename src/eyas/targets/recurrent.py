@@ -120,7 +120,7 @@ class ModuleSteps:
 
     def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
         if self._forward.alone and len(tokens) > 1:
-            each = zip(tokens.view(-1, 1), states.singly(), strict=True)
+            each = zip(tokens.view(-1, 1), states.each_alone(), strict=True)
             return torch.cat([self._run(token, state) for token, state in each])
         return self._run(tokens, states)
 

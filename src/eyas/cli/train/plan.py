@@ -263,7 +263,7 @@ def _table(rows: list[StorageOption], ours: str) -> Table:
     thousands = _thousands(rows[0].total)
     units = (f"{_PREFIXES[thousands]}B", f"{_PREFIXES[thousands]}iB")
     rows = [row._replace(name=in_options(row.name)) for row in rows]
-    table = Table("layout", "bytes a token", *units, "of classic", box=None)
+    table = Table("layout", "bytes per token", *units, "of classic", box=None)
     for row in rows:
         name = f"{row.name} *" if row.name == ours else row.name
         amounts = (f"{row.total / 1000**thousands:.2f}", f"{row.total / 1024**thousands:.2f}")
