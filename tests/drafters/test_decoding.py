@@ -83,6 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("tree", TREES)
 def test_a_tree_drafted_with_the_cache_is_every_path_recomputed(name: str, tree: str) -> None:

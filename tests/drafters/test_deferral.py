@@ -74,6 +74,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mlp"])
 @given(steps=STEPS)
 @settings(max_examples=30)

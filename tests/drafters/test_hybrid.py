@@ -55,6 +55,7 @@ def plain(temperature: float) -> list[list[int]]:
 TREES = ["chain:5", "dynamic:4,3,8", "shared:4,3,20"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
     speculation = Speculation(hybrid(batch == 1), parse_tree(tree))
@@ -80,6 +81,7 @@ def test_trees_may_be_deeper_than_a_network_with_few_heads_can_guess(tree: str) 
     assert max(len(one.stats.offered_by_depth) for one in done) > network.max_depth
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("temperature", "setting", "text"),
     tiny.sample([0.0, 0.7], [(0.02, 1), (0.02, 4), (0.5, 4)], ["auto", "auto:chain"]),
@@ -139,6 +141,7 @@ def accept_length(done: Sequence[Completion]) -> float:
     return sum(len(one.token_ids) for one in done) / sum(one.stats.target_passes for one in done)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tree", ["dynamic:3,3,10", "shared:3,3,20,10", "chain:6"])
 def test_on_a_text_that_repeats_itself_it_is_as_good_as_the_better_of_its_two(tree: str) -> None:
     """Both are good at different places: an oracle that fails at two steps of three, and copies of a looping answer."""

@@ -102,6 +102,7 @@ def test_gradients_pass_a_shared_head(rows: int) -> None:
     torch.testing.assert_close(states.grad, mirror.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("tree", ["chain:4", "dynamic:3,3,9"])
 def test_a_cached_draft_is_every_path_recomputed(name: str, tree: str) -> None:

@@ -50,6 +50,7 @@ def test_a_32b_model_is_counted_without_memory_for_it() -> None:
     assert size.body == size.total - 2 * size.vocab * size.hidden
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "jamba", "llama"])
 def test_recurrent_states_are_those_of_a_running_target(name: str) -> None:
     model = tiny.build_model(name).to(torch.bfloat16)

@@ -56,6 +56,7 @@ def smollm2() -> Target:
     return load_embedding_and_head(SMOLLM2, dtype="float32", device="cpu")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*(f"smollm2/{kind}" for kind in KINDS), "smollm2", "pipeline"])
 def test_a_recipe_for_smollm2_builds_its_network(name: str, smollm2: Target) -> None:
     recipe = load_recipe(name).drafter

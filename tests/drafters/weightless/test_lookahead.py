@@ -42,6 +42,7 @@ def requests(tokens: int, temperature: float = 0.0) -> list[Request]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sizes", [SMALL, PAPER, (3, 4, 1), (1, 3, 2)])
 def test_every_step_accepts_what_the_papers_algorithm_accepts(sizes: tuple[int, int, int]) -> None:
     model, same = (tiny.build_model("llama", scale=5.0) for _ in range(2))  # it repeats itself, as text does

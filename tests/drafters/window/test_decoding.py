@@ -119,6 +119,7 @@ def test_native_passes_draft_what_modules_do(kind: str) -> None:
     same(*trees)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["eagle3", "3.1", "mla"])
 def test_keys_in_bf16_that_move_guess_the_same(name: str) -> None:
     """Every step of the window rotates a row's keys and rounds them again: at most doubling the error that bf16 has.

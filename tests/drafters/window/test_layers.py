@@ -104,6 +104,7 @@ def states(network: Eagle3Network, tokens: Tensor, taps: Tensor, path: list[int]
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("name", "tree"), tiny.sample([*VARIANTS], TREES))
 def test_a_draft_is_that_of_the_masks_written_out(name: str, tree: str, native: bool) -> None:

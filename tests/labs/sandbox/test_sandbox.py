@@ -46,6 +46,7 @@ def test_programs_run_to_their_end(sandbox: Sandbox) -> None:
     assert sandbox.run("def f(:").detail.startswith("SyntaxError")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("program", "outcome", "words"),
     [

@@ -40,6 +40,7 @@ def test_what_clients_add_changes_no_answer(ask: Ask, engine: FakeEngine, path: 
     assert (first.prompt, first.params) == (second.prompt, second.params)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("field", sorted(IgnoredFields.model_fields.keys() & names_ignored(ChatCompletionRequest)))
 def test_any_value_of_an_ignored_field_is_taken(ask: Ask, field: str) -> None:
     for value in (True, -1, "x", [], {"a": [None]}):

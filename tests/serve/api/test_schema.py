@@ -55,6 +55,7 @@ def check(case: Any) -> None:
     assert response.status_code < 500
 
 
+@pytest.mark.every(3)
 @schema.parametrize()
 @bounded(2)
 def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
