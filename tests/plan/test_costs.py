@@ -73,7 +73,7 @@ def test_hours_of_a_hybrid_count_states_and_the_layers_that_attend() -> None:
 def test_the_table_of_layouts() -> None:
     rows = {row.name: row for row in storage(ShardLayout(hidden=5120, vocab=151936, taps=(2, 32, 61)), WORK)}
     assert rows["classic (8 H + 16)"].total == 41_959_424_000_000
-    ours = rows["--states fp8 --final answers"]
+    ours = rows["`states=fp8` `final=answers`"]
     assert 0.43 < ours.of_classic < 0.44
     # by hand: three e4m3 states with an exponent each, an id, a bit, half of the final states, two numbers a row
     per_token = 3 * 5121 + 4 + 1 / 8 + 5121 / 2 + 8 / 2048
