@@ -205,11 +205,11 @@ class Gguf:
             raise self._bad(f"a value of the unknown type {kind}")
         inner = self._number("I")
         if inner == _TEXT:
-            return self._skipped_texts(self._count("Q", 8, most=2**32))
+            return self._skipped_texts(self._count("Q", 8, max_count=2**32))
         if inner not in _SCALARS:
             raise self._bad("an array of arrays")
         size = struct.calcsize("<" + _SCALARS[inner])
-        count = self._count("Q", size, most=2**32)
+        count = self._count("Q", size, max_count=2**32)
         if count <= _MAX_COUNT:
             return self._numbers(inner, count)
         skipped = SkippedArray(count, inner, self._at)
@@ -253,10 +253,10 @@ class Gguf:
         except UnicodeDecodeError as error:
             raise self._bad(f"text that is not UTF-8: {error}") from error
 
-    def _count(self, format_: str, least: int, most: int = _MAX_COUNT) -> int:
-        """Read a count of entries, each of which takes at least `least` bytes."""
+    def _count(self, format_: str, min_bytes: int, max_count: int = _MAX_COUNT) -> int:
+        """Read a count of entries, each of which takes at least `min_bytes`."""
         count: int = self._number(format_)
-        if count > most or count * least > len(self._data) - self._at:
+        if count > max_count or count * min_bytes > len(self._data) - self._at:
             raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
         return count
 

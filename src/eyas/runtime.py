@@ -338,28 +338,28 @@ class SpareCores:
     def __enter__(self) -> Self:
         import torch
 
-        self._most = torch.get_num_threads()
-        torch.set_num_threads(self._fixed or self._most)
+        self._max_threads = torch.get_num_threads()
+        torch.set_num_threads(self._fixed or self._max_threads)
         self._watch = CoreWatch(yielding=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         import torch
 
-        torch.set_num_threads(self._most)
+        torch.set_num_threads(self._max_threads)
 
     def follow(self) -> None:
         """Set the number of threads by the cores that others used since the last change, at most every half second."""
         import torch
 
-        if not self._follows or self._most == 1 or self._watch.seconds < _MIN_LOOK_SECONDS:
+        if not self._follows or self._max_threads == 1 or self._watch.seconds < _MIN_LOOK_SECONDS:
             return
         others = self._watch.look()
         if others is None:
             return
         cores = len(os.sched_getaffinity(0))
-        threads = usable_threads(others, cores, self._most)
-        if threads < self._most and not self._said:
+        threads = usable_threads(others, cores, self._max_threads)
+        if threads < self._max_threads and not self._said:
             self._said = True
             _LOG.warning(
                 "other processes use %.1f of %d cores: %s continues with %d of %d threads until they stop",
@@ -367,18 +367,18 @@ class SpareCores:
                 cores,
                 self._work,
                 threads,
-                self._most,
+                self._max_threads,
             )
         torch.set_num_threads(threads)
 
 
-def usable_threads(others: float, cores: int, most: int) -> int:
-    """How many threads that wait for each other pay off next to `others` busy cores: `most`, or one per free core.
+def usable_threads(others: float, cores: int, max_threads: int) -> int:
+    """How many threads that wait for each other pay off next to `others` busy cores: all, or one per free core.
 
     Free cores are rounded to the nearest number: a thread that waits half of the time halves the speed of all.
     """
     spare = cores - others
-    return most if spare >= min(most, cores) - 0.5 else max(1, min(most, math.floor(spare + 0.5)))
+    return max_threads if spare >= min(max_threads, cores) - 0.5 else max(1, min(max_threads, math.floor(spare + 0.5)))
 
 
 def taken_by_others(load: Mapping[str, Any]) -> float:

@@ -56,7 +56,7 @@ class _Column(NamedTuple):
     right: bool
 
     @property
-    def least(self) -> int:
+    def min_width(self) -> int:
         """Minimum width that cuts no figure, and breaks names between their parts only."""
         lines = [line for text in (self.header, *self.cells) for line in text.splitlines()]
         whole = [line for line in lines if _FIGURE.match(line) and len(line) <= _SHORT]
@@ -67,10 +67,10 @@ class _Column(NamedTuple):
     def unbroken(self) -> int:
         """The width at which only words of the header are below each other, and a line of a cell only if it is long."""
         cells = max((len(line) for cell in self.cells for line in cell.splitlines()), default=1)
-        return max(self.least, min(cells, _LONGEST))
+        return max(self.min_width, min(cells, _LONGEST))
 
     @property
-    def most(self) -> int:
+    def max_width(self) -> int:
         """The width at which nothing is broken."""
         return max((len(line) for text in (self.header, *self.cells) for line in text.splitlines()), default=1)
 
@@ -80,28 +80,30 @@ def _lines(table: Table, width: int) -> Iterator[str]:
     columns = [_Column(_text(one.header), [*map(_text, one.cells)], one.justify == "right") for one in table.columns]
     keys = list(takewhile(lambda column: not column.right, columns))[:_KEYS]
     rest = columns[len(keys) :]
-    if _least(keys) > (width // 2 if rest else width) or any(_least([*keys, column]) > width for column in rest):
+    if _min_across(keys) > (width // 2 if rest else width) or any(
+        _min_across([*keys, column]) > width for column in rest
+    ):
         yield from _records(columns, width)
         return
-    if _least(columns) <= width:
-        yield from _compact(columns, [column.least for column in columns], width, header=table.show_header)
+    if _min_across(columns) <= width:
+        yield from _compact(columns, [column.min_width for column in columns], width, header=table.show_header)
         return
-    named = [column.least for column in keys]
+    named = [column.min_width for column in keys]
     while rest:
         fitting = len(rest)
         while fitting > 1 and _across([*named, *(column.unbroken for column in rest[:fitting])]) > width:
             fitting -= 1
         ideal = [*named, *(column.unbroken for column in rest[:fitting])]
-        widths = ideal if _across(ideal) <= width else [*named, rest[0].least]
+        widths = ideal if _across(ideal) <= width else [*named, rest[0].min_width]
         yield from _compact([*keys, *rest[:fitting]], widths, width, header=table.show_header)
         rest = rest[fitting:]
         if rest:
             yield ""
 
 
-def _least(columns: Sequence[_Column]) -> int:
+def _min_across(columns: Sequence[_Column]) -> int:
     """Minimum width of a table of these columns."""
-    return _across([column.least for column in columns])
+    return _across([column.min_width for column in columns])
 
 
 def _across(widths: Sequence[int]) -> int:
@@ -109,12 +111,12 @@ def _across(widths: Sequence[int]) -> int:
     return sum(width + len(_GAP) for width in widths) - len(_GAP)
 
 
-def _compact(columns: Sequence[_Column], least: Sequence[int], width: int, *, header: bool) -> Iterator[str]:
-    """The columns side by side, each between its width in `least` and its full width, names first."""
-    spare = width - _across(least)
+def _compact(columns: Sequence[_Column], min_widths: Sequence[int], width: int, *, header: bool) -> Iterator[str]:
+    """The columns side by side, each between its width in `min_widths` and its full width, names first."""
+    spare = width - _across(min_widths)
     widths = []
-    for column, room in zip(columns, least, strict=True):
-        more = min(spare, max(0, column.most - room))
+    for column, room in zip(columns, min_widths, strict=True):
+        more = min(spare, max(0, column.max_width - room))
         spare -= more
         widths.append(room + more)
     if header:

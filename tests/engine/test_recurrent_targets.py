@@ -271,8 +271,8 @@ def test_kept_states_are_bounded() -> None:
     """Of many prefixes the states of those used last are kept; what has lost its states is read again."""
     engine = Engine(tiny.target("lfm2"), limits=Limits(prefix_tokens=100_000))
     saved_states = engine._core.runner.slots.prefixes.saved_states
-    assert saved_states.most > 100  # tiny states, a large limit
-    saved_states.most = 3
+    assert saved_states.max_saved > 100  # tiny states, a large limit
+    saved_states.max_saved = 3
     prompts = tiny.prompts(*[40] * 5, seed=8)
     asked = [request_of(prompt, 0.0, 0, limit=9) for prompt in prompts]
     first = tokens(engine.generate(asked))

@@ -87,7 +87,7 @@ class Machine:
     def cover(self, staging: int) -> None:
         room = self.scheduler.room
         if self.scheduler.cover(staging):
-            assert room.tokens <= room.most(room.slots)
+            assert room.tokens <= room.max_tokens(room.slots)
             self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
 
     def drop(self, gone: list[SequenceState], preempt: bool = False) -> None:

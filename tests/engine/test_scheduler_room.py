@@ -31,7 +31,7 @@ def test_it_covers_and_keeps_the_limit(
         assert room.columns >= columns
         assert room.slots <= max(most, slots)
         assert room.fits([room.columns] * room.slots)
-        assert room.tokens == room.slots * (room.columns + state_columns) <= room.most(room.slots)
+        assert room.tokens == room.slots * (room.columns + state_columns) <= room.max_tokens(room.slots)
 
 
 def test_growing_column_by_column_changes_it_a_few_times() -> None:

@@ -65,7 +65,7 @@ def test_what_is_next_to_the_gap_is_kept_and_how_it_begins_follows() -> None:
     made = knowing(*QWEN)
     form = fill_format(made)
     whole = encode_fill(made, form, "a b c d e f", "1 2 3 4 5 6", begun="z")
-    cut = encode_fill(made, form, "a b c d e f", "1 2 3 4 5 6", begun="z", most=(3, 4))
+    cut = encode_fill(made, form, "a b c d e f", "1 2 3 4 5 6", begun="z", max_context=(3, 4))
     p, s = ([*made(text, add_special_tokens=False)["input_ids"]] for text in ("a b c d e f", "1 2 3 4 5 6"))
     z = [*made("z", add_special_tokens=False)["input_ids"]]
     pre, suf, mid = made.convert_tokens_to_ids(QWEN)

@@ -77,12 +77,12 @@ def content_hash(data: Any) -> str:
     ).hexdigest()
 
 
-def prune(folder: Path, most: int, keep: Path) -> None:
-    """Remove a folder's least recently used files until the rest take at most `most` bytes; `keep` always stays."""
+def prune(folder: Path, max_bytes: int, keep: Path) -> None:
+    """Remove a folder's least recently used files until the rest take at most `max_bytes`; `keep` always stays."""
     files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]
     taken = 0
     for stat, path in sorted(files, key=lambda each: (each[1] != keep, -each[0].st_mtime_ns)):
         taken += stat.st_size
-        if taken > most and path != keep:
+        if taken > max_bytes and path != keep:
             with suppress(OSError):  # another process has removed it
                 path.unlink()

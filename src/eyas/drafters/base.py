@@ -157,8 +157,8 @@ class Drafter(Protocol):
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Like `observe`, but only copy the pairs; they are read before their row's next draft."""
 
-    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:  # noqa: ARG002
-        """Read the deferred pairs of the `wanted` rows [R], the first `most` of each (None = all).
+    def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:  # noqa: ARG002
+        """Read the deferred pairs of the `wanted` rows [R], the first `max_pairs` of each (None = all).
 
         A no-op for drafters that defer nothing.
         """

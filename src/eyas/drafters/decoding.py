@@ -447,12 +447,12 @@ class NetworkDrafter(Drafter):
         return [want and self.pairs.cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
     @inference
-    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:
         if self.pairs.forgets:
             self._forget([slot for slot, want in zip(rows, wanted, strict=True) if want], now=True)
         counts = [self.pairs.unread(slot) * want for slot, want in zip(rows, wanted, strict=True)]
-        if most is not None:
-            counts = [min(count, most) for count in counts]
+        if max_pairs is not None:
+            counts = [min(count, max_pairs) for count in counts]
         if not any(counts):
             return
         # a row far behind the others, such as one with a deferred prompt, would widen the passes of all rows

@@ -166,8 +166,8 @@ class HybridDrafter(Drafter):
         self.lookup.defer(rows, next_tokens, taps, counts)
         self.network.defer(rows, next_tokens, taps, counts)
 
-    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
-        self.network.catch_up(rows, wanted, most)
+    def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:
+        self.network.catch_up(rows, wanted, max_pairs)
 
     def finish(self, slot: int) -> None:
         self.network.finish(slot)

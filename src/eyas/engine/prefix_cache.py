@@ -222,16 +222,16 @@ class SavedStates:
 
 
 class SavedStatesLru:
-    """At most `most` saved states; the least recently used are evicted."""
+    """At most `max_saved` saved states; the least recently used are evicted."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_saved: int) -> None:
+        self.max_saved = max_saved
         self._by_use: list[ref[SavedStates]] = []  # states of evicted blocks drop out
 
     def put(self, states: States) -> SavedStates:
         """Keep states, as the most recently used ones."""
         there = [saved for saved in self._alive() if saved.held is not None]
-        for saved in there[: max(0, len(there) + 1 - self.most)]:
+        for saved in there[: max(0, len(there) + 1 - self.max_saved)]:
             saved.held = None
         made = SavedStates(states)
         self._by_use = [*(ref(saved) for saved in there if saved.held is not None), ref(made)]
@@ -259,7 +259,7 @@ class PrefixCache:
         self._pairs = None if drafter is None else drafter.pairs
         if cache.states is not None:
             cache.states.copies.every = BLOCK
-            self.saved_states.most = max(_MIN_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
+            self.saved_states.max_saved = max(_MIN_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
 
     def clear(self) -> None:
         """Forget all prefixes."""

@@ -436,7 +436,7 @@ def state_columns(cache: SlotCache) -> int:
     0 if no layer has keys and values: a limit in tokens means nothing there.
     """
     states, column = cache.states, cache.column_bytes
-    return 0 if states is None or not column else -(-states.copies.most * states.slot_bytes // column)
+    return 0 if states is None or not column else -(-states.copies.max_copies * states.slot_bytes // column)
 
 
 def staging_columns(spec: TreeSpec | None) -> int:

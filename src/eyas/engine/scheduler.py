@@ -392,7 +392,7 @@ class Scheduler:
         in_slots = self.running.sequences
         if len(in_slots) > self.limits.max_running:
             raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
-        if self.room.tokens > self.room.most(self.room.slots):
+        if self.room.tokens > self.room.max_tokens(self.room.slots):
             raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
         self.running.check()
         for sequence in (*in_slots, *self.waiting):

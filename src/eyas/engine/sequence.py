@@ -219,10 +219,10 @@ class PrefillBatch:
         spans = zip(self.sequences, self.counts, strict=True)
         return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
 
-    def before_last(self, most: int) -> PrefillBatch:
-        """What to read first, so that a pass of at most `most` tokens per row can read the rest and the roots."""
-        # with most = 512, of 1,000 and 300 unread tokens 489 and 0 are read first: the last pass reads 511 and the root
-        return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
+    def before_last(self, max_tokens: int) -> PrefillBatch:
+        """What to read first, so that a pass of at most `max_tokens` per row can read the rest and the roots."""
+        # with 512, of 1,000 and 300 unread tokens 489 and 0 are read first: the last pass reads 511 and the root
+        return PrefillBatch(self.sequences, [max(0, count + 1 - max_tokens) for count in self.counts])
 
 
 class InputProcessor:

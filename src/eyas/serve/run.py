@@ -187,9 +187,9 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 class WaitingConnections:
     """The open connections of a server, and those that are waiting for their client, longest wait first."""
 
-    def __init__(self, most: int, header_seconds: float) -> None:
-        """`most`: limit on connections; `header_seconds`: how long a client may take to send a request's headers."""
-        self.most = most
+    def __init__(self, max_connections: int, header_seconds: float) -> None:
+        """`header_seconds`: how long a client may take to send a request's headers."""
+        self.max_connections = max_connections
         self.header_seconds = header_seconds
         self._open: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}
@@ -198,15 +198,17 @@ class WaitingConnections:
         """Add a new connection. If that makes too many, close the one that has waited longest."""
         self._open.add(connection)
         self._waiting[connection] = None
-        if len(self._open) <= self.most:
+        if len(self._open) <= self.max_connections:
             return
         oldest = next(iter(self._waiting))
         self.remove(oldest)
         if oldest is connection:
-            log.warning("refused a connection: all %d allowed connections have requests running", self.most)
+            log.warning("refused a connection: all %d allowed connections have requests running", self.max_connections)
             oldest.refuse(unavailable("too many connections have requests running: try again later"))
         else:
-            log.warning("closed a connection that sent no request: %d are open, which is the limit", self.most)
+            log.warning(
+                "closed a connection that sent no request: %d are open, which is the limit", self.max_connections
+            )
             oldest.transport.abort()  # close() would wait for a client that reads nothing
 
     def note(self, connection: ClientConnection, waits: bool) -> None:

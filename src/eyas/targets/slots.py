@@ -435,7 +435,7 @@ class CacheRoom:
     def holds(self, rows: int, longest: int, total: int) -> bool:
         """`fits` for `rows` rows with `total` columns in all, of which the longest row has `longest`."""
         taken = total if self._sparse(longest) else rows * longest
-        return taken + rows * self.state_columns <= self.most(rows)
+        return taken + rows * self.state_columns <= self.max_tokens(rows)
 
     def has(self, slots: int, columns: int) -> bool:
         """Whether the current rectangle has at least `slots` slots and `columns` columns."""
@@ -482,7 +482,7 @@ class CacheRoom:
             long += -long % _GRANULE
         if not self._is_allowed(wide, long):
             wide = slots
-            long = int(min(long, self.most(slots) // slots - self.state_columns))
+            long = int(min(long, self.max_tokens(slots) // slots - self.state_columns))
         return wide, max(long, columns)
 
     def _is_allowed(self, slots: int, columns: int) -> bool:
@@ -509,7 +509,7 @@ class CacheRoom:
     def _sparse(self, columns: int) -> bool:
         return self._dense is not None and columns > self._dense
 
-    def most(self, slots: int) -> float:
+    def max_tokens(self, slots: int) -> float:
         """Maximum number of tokens that `slots` slots may take memory for."""
         return min(math.inf if self.limit is None else self.limit, self._memory_limit if slots > 1 else math.inf)
 

@@ -380,7 +380,7 @@ class StateCopies:
         self._made: dict[int, dict[int, dict[StateKey, Tensor]]] = {}  # in this pass, by row and number of tokens
 
     @property
-    def most(self) -> int:
+    def max_copies(self) -> int:
         """Most times that a slot's states are in memory: committed, staged, and two copies if copies are made."""
         return 2 if self.every is None else 4
 

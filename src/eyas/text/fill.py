@@ -115,12 +115,12 @@ def encode_fill(
     extra: Sequence[ExtraFile] = (),
     begun: str = "",
     named: bool = False,
-    most: tuple[int, int] | None = None,
+    max_context: tuple[int, int] | None = None,
 ) -> tuple[int, ...]:
     """Tokenize a text with a gap, up to where the model fills it in.
 
     `extra` files come first; `named`: also where there are none, project and file get names, as in llama.cpp.
-    `begun` is how the missing text begins. `most`: of prefix and suffix only so many tokens next to the gap are kept.
+    `begun` is how the missing text begins. `max_context`: the tokens of prefix and suffix to keep next to the gap.
     What texts say is text, even where it looks like a mark.
     """
     # p = prefix, s = suffix: [bos] [project mark, name] ([file mark, name, text])* [file mark, name]
@@ -129,9 +129,9 @@ def encode_fill(
     p = list(plain(prefix) if isinstance(prefix, str) else prefix)
     s = list(plain(suffix))
     started = list(plain(begun)) if begun else []
-    if most is not None:
-        p = p[max(0, len(p) - most[0]) :]
-        s = s[: max(0, most[1] - len(started))]
+    if max_context is not None:
+        p = p[max(0, len(p) - max_context[0]) :]
+        s = s[: max(0, max_context[1] - len(started))]
     p += started
     first, second = (s, p) if form.suffix_first else (p, s)
     files = _files(form, plain, extra) if extra or named else []

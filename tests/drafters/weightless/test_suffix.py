@@ -76,9 +76,9 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
         SuffixLimits,
         factor=st.sampled_from([0.5, 1.0, 2.0]),
         offset=st.sampled_from([0.0, 0.4, 2.0]),
-        least=st.sampled_from([0.01, 0.1, 0.3]),
+        min_probability=st.sampled_from([0.01, 0.1, 0.3]),
         longest=st.sampled_from([2, 3, 16]),
-        most=st.sampled_from([3, 64]),
+        max_tokens=st.sampled_from([3, 64]),
     ),
     texts=st.lists(st.lists(st.integers(0, 3), max_size=60), min_size=1, max_size=3),
     context=st.lists(st.integers(0, 3), max_size=18) | st.none(),
@@ -172,7 +172,7 @@ def test_memory_is_bounded(finished: list[tuple[str, int]]) -> None:
 
 def test_limits_are_checked_at_once() -> None:
     with pytest.raises(UsageError, match="suffix: factor"):
-        SuffixDrafter(CPU, SuffixLimits(least=2.0))
+        SuffixDrafter(CPU, SuffixLimits(min_probability=2.0))
 
 
 TREES = ["chain:5", "dynamic:8,4,8", "shared:4,2,9"]

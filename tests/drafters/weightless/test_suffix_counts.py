@@ -169,7 +169,15 @@ def test_nothing_known_drafts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"factor": -1.0}, {"least": 0.0}, {"longest": 0}, {"factor": 0.0}, {"offset": -140.0}, {"most": 0}]
+    "limits",
+    [
+        {"factor": -1.0},
+        {"min_probability": 0.0},
+        {"longest": 0},
+        {"factor": 0.0},
+        {"offset": -140.0},
+        {"max_tokens": 0},
+    ],
 )
 def test_limits_without_sense_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"suffix: factor .* write factor >= 0"):

@@ -316,4 +316,4 @@ def test_the_cache_is_as_large_at_sixteen_thousand_as_at_one_thousand() -> None:
         sizes.append(drafter.pairs.cache.nbytes())
     assert drafter.pairs.length(0) == 2**14
     assert len(set(sizes[1:])) == 1
-    assert drafter.pairs.cache.capacity == drafter.pairs.cache.most
+    assert drafter.pairs.cache.capacity == drafter.pairs.cache.max_capacity

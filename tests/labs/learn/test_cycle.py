@@ -39,7 +39,7 @@ from eyas.types import Limits, Request, Stats
 from ...forks import Fork
 from .conftest import World
 
-GATE = GateConfig(least=4)
+GATE = GateConfig(min_rows=4)
 
 
 class Server:
@@ -114,7 +114,7 @@ def test_a_shift_is_learned_tested_and_served(
 ) -> None:
     monkeypatch.setattr(trial, "ROWS", 12)
     folder = copied(shifted, tmp_path / "learn")
-    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=2.0, threads=1, gate=GATE)
+    config = CycleConfig(world.drafter.parent.parent / "store", min_rows=20, epochs=2.0, threads=1, gate=GATE)
     assert due(folder, config)
     said: list[str] = []
     assert run_cycle(folder, config, said.append) == 1, said
@@ -229,7 +229,7 @@ def test_a_pinned_folder_keeps_its_generation(
     folder = copied(shifted, tmp_path / "learn")
     monkeypatch.setattr(cycle.Gate, "judge", lambda *_: Judgment(True, "it wins", {}))
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
-    config = CycleConfig(least=20, gate=GATE)
+    config = CycleConfig(min_rows=20, gate=GATE)
     for pinned in (True, False):
         folder.change(lambda state, pinned=pinned: state.model_copy(update={"pinned": pinned, "learned": ""}), "pinned")
         number = run_cycle(folder, config)
@@ -257,7 +257,7 @@ def test_one_that_forgets_comes_half_way_back(
         return Judgment(len(judged) == 3, "", {}, forgets=len(judged) < 3)
 
     monkeypatch.setattr(cycle.Gate, "judge", judge)
-    number = run_cycle(folder, CycleConfig(least=20, gate=GATE))
+    number = run_cycle(folder, CycleConfig(min_rows=20, gate=GATE))
     assert number is not None
     assert folder.card(number).gate["share_of_change"] == 0.25
     made, old, new = (load_network(path).state_dict() for path in (folder.generation(number), world.drafter, far))
@@ -270,8 +270,8 @@ def test_one_that_forgets_comes_half_way_back(
 
 def test_enough_rows_are_held_out_however_few_are_learned_from(shifted: LearnFolder, tmp_path: Path) -> None:
     folder = copied(shifted, tmp_path / "learn")
-    _, store = cycle._snapshot(folder, CycleConfig(least=1, most=4, gate=GATE))
-    assert len(store.rows("held")) == GATE.least
+    _, store = cycle._snapshot(folder, CycleConfig(min_rows=1, max_rows=4, gate=GATE))
+    assert len(store.rows("held")) == GATE.min_rows
 
 
 def test_folders_belong_to_a_pair(world: World, tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_training_that_fails_ends_its_cycle(world: World, tmp_path: Path, monkey
         raise TrainingError("the gradient of step 1 is not finite")
 
     monkeypatch.setattr(cycle, "_train", fails)
-    config = CycleConfig(least=20, gate=replace(GATE, least=1))
+    config = CycleConfig(min_rows=20, gate=replace(GATE, min_rows=1))
     assert run_cycle(folder, config) is None
     assert "not finite" in folder.events()[-1]["reason"]
     assert not due(folder, config)
@@ -513,8 +513,8 @@ def test_training_that_fails_ends_its_cycle(world: World, tmp_path: Path, monkey
 
 def test_no_cycle_begins_that_could_not_be_tested(world: World, tmp_path: Path) -> None:
     folder = collected(world, tmp_path / "learn", count=40)
-    assert due(folder, CycleConfig(least=20, gate=GateConfig(least=1)))
-    assert not due(folder, CycleConfig(least=20, gate=GateConfig(least=30)))
+    assert due(folder, CycleConfig(min_rows=20, gate=GateConfig(min_rows=1)))
+    assert not due(folder, CycleConfig(min_rows=20, gate=GateConfig(min_rows=30)))
 
 
 def test_rows_of_the_store_are_mixed_in_by_tokens_and_must_be_the_target_s(world: World, tmp_path: Path) -> None:

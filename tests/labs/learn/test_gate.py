@@ -69,7 +69,7 @@ def test_a_better_one_is_promoted(world: World, recent: FeatureStore, tmp_path: 
     found = Gate(worse, target, recent, "held", recent, GateConfig()).judge(world.drafter)
     assert found.promoted, found.reason
     assert found.figures["recent_candidate"] > found.figures["recent_incumbent"]
-    assert "too few" in Gate(worse, target, recent, "held", None, GateConfig(least=35)).judge(world.drafter).reason
+    assert "too few" in Gate(worse, target, recent, "held", None, GateConfig(min_rows=35)).judge(world.drafter).reason
 
 
 def test_one_that_forgets_is_not_promoted(world: World, tmp_path: Path) -> None:

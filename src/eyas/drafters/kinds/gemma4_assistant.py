@@ -301,7 +301,7 @@ class Clusters(nn.Module):
 
     def __init__(self, config: AssistantConfig, count: int) -> None:
         super().__init__()
-        self.most = config.centroid_intermediate_top_k
+        self.top_k = config.centroid_intermediate_top_k
         self.centroids = nn.Linear(config.hidden_size, count, bias=False)
         self.register_buffer("token_ordering", torch.arange(config.vocab_size))
 
@@ -310,7 +310,7 @@ class Clusters(nn.Module):
 
         Tokens outside the best clusters have the least logit of those inside, minus 1, as in transformers.
         """
-        best = self.centroids(states).topk(self.most, dim=-1).indices
+        best = self.centroids(states).topk(self.top_k, dim=-1).indices
         tokens = self.token_ordering.view(self.centroids.out_features, -1)[best].flatten(-2)  # [..., most * V / C]
         logits = (weight[tokens] @ states.unsqueeze(-1)).squeeze(-1)
         others = logits.amin(-1, keepdim=True) - 1

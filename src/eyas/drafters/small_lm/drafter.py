@@ -337,13 +337,13 @@ class SmallLmDrafter(HistoryDrafter):
         return self.pairs.cache.lengths[rows.start : rows.stop]
 
     @inference
-    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:
         """Read long unread texts of the `wanted` rows; short ones are read in the pass that begins their next draft."""
         for slot, want in zip(rows, wanted, strict=True):
             if want and self._can_read(slot):
                 unread = self.pairs[slot].text[self.pairs.cache.length(slot) :]
                 if len(unread) > _MAX_JOINT_TOKENS:
-                    self._prefill(slot, unread[: None if most is None else most + 1])
+                    self._prefill(slot, unread[: None if max_pairs is None else max_pairs + 1])
 
     def _prefill(self, slot: int, text: Sequence[int]) -> None:
         """Read all of a slot's next `text` but its last token."""

@@ -177,25 +177,30 @@ class SuffixLimits(NamedTuple):
 
     factor: float = 2.0
     offset: float = 0.0
-    least: float = 0.1
+    min_probability: float = 0.1
     """Minimum probability of a token's whole path, estimated from the counts."""
     longest: int = LONGEST_MATCH
     """Longer matches count as matches of this length."""
-    most: int = 64
+    max_tokens: int = 64
     """Maximum number of tokens of a draft."""
 
     def check(self) -> None:
         """Raise UsageError for invalid limits."""
-        if self.factor < 0.0 or not 0.0 < self.least <= 1.0 or self.longest < 1 or self.nodes(self.longest) < 1:
+        if (
+            self.factor < 0.0
+            or not 0.0 < self.min_probability <= 1.0
+            or self.longest < 1
+            or self.nodes(self.longest) < 1
+        ):
             raise UsageError(
-                f"suffix: factor {self.factor}, offset {self.offset}, least {self.least}, longest {self.longest}, "
-                f"most {self.most}: write factor >= 0, 0 < least <= 1, longest >= 1, most >= 1, "
-                "factor * longest + offset >= 1"
+                f"suffix: factor {self.factor}, offset {self.offset}, min_probability {self.min_probability}, "
+                f"longest {self.longest}, max_tokens {self.max_tokens}: write factor >= 0, 0 < min_probability <= 1, "
+                "longest >= 1, max_tokens >= 1, factor * longest + offset >= 1"
             )
 
     def nodes(self, match: int) -> int:
         """Maximum number of tokens to draft after a match of `match` tokens."""
-        return min(self.most, int(self.factor * match + self.offset + 1e-6))
+        return min(self.max_tokens, int(self.factor * match + self.offset + 1e-6))
 
 
 class SuffixDraft(NamedTuple):
@@ -223,8 +228,8 @@ class SuffixIndex:
         self._search = SuffixSearch(
             factor=self._limits.factor,
             offset=self._limits.offset,
-            most=self._limits.most,
-            least=self._limits.least,
+            most=self._limits.max_tokens,
+            least=self._limits.min_probability,
             longest=self._limits.longest,
             tokens=tokens.ctypes.data,
             parents=parents.ctypes.data,
@@ -342,7 +347,7 @@ class SuffixIndex:
         made = Proposal()
         score = 0.0
         following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
-        queue = _children(following, match, 0, 1.0, -1, fanout, self._limits.least)
+        queue = _children(following, match, 0, 1.0, -1, fanout, self._limits.min_probability)
         while queue and len(made.tokens) < nodes:
             child = heapq.heappop(queue)
             probability = -child.order[0]
@@ -363,7 +368,7 @@ class SuffixIndex:
             parent = len(made.tokens) - 1
             for token in going_on[0, :run].tolist():
                 step = continuation_rate(match + level)
-                if probability * step < self._limits.least or probability * step <= rival:
+                if probability * step < self._limits.min_probability or probability * step <= rival:
                     break
                 made.tokens.append(token)
                 made.parents.append(parent)
@@ -372,7 +377,7 @@ class SuffixIndex:
                 score += probability
                 level, parent = level + 1, parent + 1
             if level < following.shape[1]:
-                for each in _children(rows, match, level, probability, parent, fanout, self._limits.least):
+                for each in _children(rows, match, level, probability, parent, fanout, self._limits.min_probability):
                     heapq.heappush(queue, each)
         return SuffixDraft(made, score)
 

@@ -68,13 +68,13 @@ class WindowCache(SlotCache):
         super().__init__(layers, slots, dtype, device)
 
     @property
-    def most(self) -> int:
+    def max_capacity(self) -> int:
         """The usual maximum of a slot's columns, however long its row is."""
         return self.window.limit + STAGING_COLUMNS
 
     def reserve(self, columns: int, staged: int = 0) -> None:
         if columns > self.capacity:
-            self.reshape(self.slots, max(columns, min(2 * self.capacity, self.most)), staged)
+            self.reshape(self.slots, max(columns, min(2 * self.capacity, self.max_capacity)), staged)
 
     def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
         super().reshape(slots, capacity, staged)
@@ -210,7 +210,7 @@ class WindowPairs(NetworkPairs):
         return WindowCache(self.shapes, slots, self.dtype, self.device, self.window, self._rotary.rotated_by)
 
     def reshape(self, slots: int, columns: int) -> None:
-        super().reshape(slots, min(columns, self.cache.most))
+        super().reshape(slots, min(columns, self.cache.max_capacity))
 
     def kept_from(self, slot: int) -> int:
         return self.cache.kept_from(slot) if self.cache.dropped[slot] else 0

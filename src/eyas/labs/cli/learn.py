@@ -70,7 +70,7 @@ def run(
 def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
     """The command of a child process that runs one cycle."""
     options: dict[str, Any] = {
-        "store": config.store, "threads": config.threads, "least-rows": config.least, "most-rows": config.most,
+        "store": config.store, "threads": config.threads, "least-rows": config.min_rows, "most-rows": config.max_rows,
         "epochs": config.epochs, "confidence": config.gate.confidence, "tolerance": config.gate.tolerance,
         "device": config.device,
     }  # fmt: skip

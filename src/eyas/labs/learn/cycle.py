@@ -49,9 +49,9 @@ class CycleConfig:
 
     store: Path | None = None
     """The drafter's original store; its rows are mixed in and tested on, so that nothing is forgotten."""
-    least: int = 200
+    min_rows: int = 200
     """Minimum number of new training rows for a cycle to begin."""
-    most: int = 2000
+    max_rows: int = 2000
     """Maximum number of traffic rows, newest first; store rows with about as many tokens are mixed in."""
     epochs: float = 2.0
     threads: int | None = None
@@ -67,7 +67,7 @@ def due(folder: LearnFolder, config: CycleConfig) -> bool:
     if (folder.run / "store" / MANIFEST).is_file():
         return True
     traffic = _traffic(folder)
-    return traffic.count("train", state.learned) >= config.least and traffic.count("held") >= config.gate.least
+    return traffic.count("train", state.learned) >= config.min_rows and traffic.count("held") >= config.gate.min_rows
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
@@ -77,7 +77,7 @@ def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], Non
     """
     if not due(folder, config):
         raise UsageError(
-            f"{folder.path}/traffic has fewer than {config.least} new rows or {config.gate.least} held-out ones, "
+            f"{folder.path}/traffic has fewer than {config.min_rows} new rows or {config.gate.min_rows} held-out ones, "
             "or a generation is on trial: wait for more traffic"
         )
     with FileLock(folder.path / "learner"):
@@ -174,8 +174,8 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     settings = folder.settings
     traffic = _traffic(folder)
     newest = max(one.path.name for one in traffic.shards())
-    learned = traffic.newest("train", config.most)
-    held = traffic.newest("held", max(config.most // 4, config.gate.least))
+    learned = traffic.newest("train", config.max_rows)
+    held = traffic.newest("held", max(config.max_rows // 4, config.gate.min_rows))
     original = None if config.store is None else FeatureStore.open(config.store)
     mixed = [] if original is None else mixed_rows(original, settings, learned, seed=int(newest[:20]))
     if not (folder.reference / MANIFEST).is_file():

@@ -39,7 +39,7 @@ class GateConfig:
     confidence: float = 0.99
     tolerance: float = 0.02
     """The share of the accept length on the reference rows that may be lost."""
-    least: int = 32
+    min_rows: int = 32
     """Minimum number of recent traffic rows for a promotion."""
 
 
@@ -103,8 +103,8 @@ class Gate:
             "rows": now.rows, "recent_incumbent": now.incumbent, "recent_candidate": now.candidate,
             "recent_lower": now.lower,
         }  # fmt: skip
-        if now.rows < self._config.least:
-            return Judgment(False, f"{now.rows} held-out rows are too few, {self._config.least} are needed", figures)
+        if now.rows < self._config.min_rows:
+            return Judgment(False, f"{now.rows} held-out rows are too few, {self._config.min_rows} are needed", figures)
         if not now.lower > 1.0:
             return Judgment(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
         said = f"recent traffic: {_shown(now)}"

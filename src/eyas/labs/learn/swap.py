@@ -306,9 +306,9 @@ class SwapDrafter(Drafter):
             given = [count * own for count, own in zip(counts, mine, strict=True)]
             (drafter.defer if deferring else drafter.observe)(rows, next_tokens, states, given)
 
-    def catch_up(self, rows: range, wanted: Sequence[bool], most: int | None = None) -> None:
+    def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:
         for drafter, mine in self._by_generation(rows):
-            drafter.catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)], most)
+            drafter.catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)], max_pairs)
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None

@@ -74,7 +74,7 @@ async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
         extra=[ExtraFile(file.filename, file.text) for file in body.input_extra],
         begun=body.prompt,
         named=True,
-        most=_KEPT_AROUND_GAP,
+        max_context=_KEPT_AROUND_GAP,
     )
     prompt = await context.in_worker(
         fill, tokenizer, form, body.input_prefix, body.input_suffix, characters=size, info=info

@@ -277,12 +277,12 @@ def _accumulate(
     return weight
 
 
-def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> float:
-    """Scale all gradients, clip them to the norm `most`, and return their norm before clipping."""
+def _clip(trains: list[nn.Parameter], scale: float, max_norm: float, step: int) -> float:
+    """Scale all gradients, clip them to the norm `max_norm`, and return their norm before clipping."""
     for parameter in trains:
         if parameter.grad is not None:
             parameter.grad.mul_(scale)
-    total: Tensor = torch.nn.utils.clip_grad_norm_(trains, most)
+    total: Tensor = torch.nn.utils.clip_grad_norm_(trains, max_norm)
     norm = full_tensor(total).item()
     if not math.isfinite(norm):
         raise TrainingError(

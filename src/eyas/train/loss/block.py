@@ -71,8 +71,8 @@ class Blocks(NamedTuple):
         return _rows(self.anchors.rows, self.alive, self.loss_mask)
 
 
-def sampled_anchors(loss_mask: Tensor, most: int | None, key: tuple[int, ...]) -> Anchors:
-    """Up to `most` anchors per chat (None = all), drawn with the seed `key`; loss_mask [C, S] is true at answer tokens.
+def sampled_anchors(loss_mask: Tensor, max_anchors: int | None, key: tuple[int, ...]) -> Anchors:
+    """At most `max_anchors` per chat (None = all), drawn with the seed `key`; loss_mask [C, S] marks answer tokens.
 
     An anchor is an answer token that is followed by another one.
     """
@@ -82,8 +82,8 @@ def sampled_anchors(loss_mask: Tensor, most: int | None, key: tuple[int, ...]) -
     positions: list[int] = []
     for chat, row in enumerate(follows.cpu().numpy()):
         found = np.flatnonzero(row)
-        if most is not None and len(found) > most:
-            found = np.sort(draw.choice(found, most, replace=False))
+        if max_anchors is not None and len(found) > max_anchors:
+            found = np.sort(draw.choice(found, max_anchors, replace=False))
         chats += [chat] * len(found)
         positions += found.tolist()
     rows = torch.tensor(chats, dtype=torch.int64) * loss_mask.shape[1] + torch.tensor(positions, dtype=torch.int64)
