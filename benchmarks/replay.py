@@ -305,9 +305,8 @@ class Replay:
             learn(texts, draft, *args)
             self._host += _ANALYSIS * (draft.tree.network.candidates is not None)
 
-        # type: ignore[method-assign, assignment]
-        arm.gain.settle = plan
-        arm.gain.learn = analyze
+        arm.gain.settle = plan  # type: ignore[method-assign]
+        arm.gain.learn = analyze  # type: ignore[method-assign, assignment]
         return Controller(costs, arm, clock=self.clock)
 
     def run(self, answers: Sequence[Answer], controller: Controller | None) -> float:

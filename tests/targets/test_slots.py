@@ -237,9 +237,8 @@ def test_growth_keeps_what_is_staged() -> None:
 @pytest.mark.skipif(dense_columns(CPU) is None, reason="rows have no pages of their own here")
 def test_an_emptied_slot_of_a_wide_cache_gives_its_pages_back() -> None:
     """Those of its neighbors are untouched, and a slot that a sequence was moved out of gives its own back too."""
-    # type: ignore[operator]
     shape = KVShape(2, 16)
-    columns = dense_columns(CPU) * 2
+    columns = dense_columns(CPU) * 2  # type: ignore[operator]
     cache = SlotCache([(shape, shape)] * 3, 3, torch.float32, CPU, columns)
     ones = torch.ones(3, shape.heads, columns - 1, shape.size)
     before = resident()

@@ -240,9 +240,8 @@ def test_the_estimate_is_a_small_part_of_the_work(tmp_path: Path) -> None:
             read.append(int(lengths.sum()))
             return target.trace(tokens, lengths, taps)
 
-    # type: ignore[assignment]
     target = prepared.source
-    prepared.source = Counting()
+    prepared.source = Counting()  # type: ignore[assignment]
     total = sum(plan.size.tokens for plan in prepared.plans)
     assert prepared.speed() > 0
     assert sum(read) < total / 3  # four rows of 29: a batch of theirs alone would be a fifth of this work

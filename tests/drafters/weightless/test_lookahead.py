@@ -175,8 +175,7 @@ def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
     asked = [replace(request, speculate=i % 2 == 0) for i, request in enumerate(requests(16))]
     plain = [done.token_ids for done in Engine(tiny.target(), batch_size=8).generate(asked)]
     made = engine(batch_size=4)
-    # type: ignore[union-attr]
-    tree = made.speculation.tree
+    tree = made.speculation.tree  # type: ignore[union-attr]
     chunks = list[tuple[int, Sequence[int]]]()
     for request in asked:
         made.submit(request)

@@ -63,9 +63,8 @@ def test_drafts_and_plain_passes_come_after_a_pass() -> None:
     """As in service: a draft that finds its own weights in the caches takes half as long."""
     bench = object.__new__(calibration._Bench)
     order = list[str]()
-    # type: ignore[assignment]
     bench._rows = [1]
-    bench._target = SimpleNamespace(backend=NativeBackend())
+    bench._target = SimpleNamespace(backend=NativeBackend())  # type: ignore[assignment]
 
     def timed(name: str, seconds: float) -> Callable[[], float]:
         return lambda: order.append(name) or seconds  # type: ignore[func-returns-value]
@@ -199,8 +198,7 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
 
 def test_runs_that_record_a_graph_do_not_count() -> None:
     bench = object.__new__(calibration._Bench)
-    # type: ignore[assignment]
     bench._rows = [1]
-    bench._target = SimpleNamespace(backend=GraphsBackend())
+    bench._target = SimpleNamespace(backend=GraphsBackend())  # type: ignore[assignment]
     taken = iter([0.5, 9.0, 0.3, 0.2])
     assert bench._turns({("tokens", 1): lambda: next(taken)}, 0.0) == {("tokens", 1): [0.3, 0.2]}
