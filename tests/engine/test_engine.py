@@ -382,6 +382,7 @@ def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
 def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tolist`, `item` and truth tests of tensors wait for the device: one a round."""
     monkeypatch.setattr("eyas.verify.walk._is_host", lambda _device: False)
+    monkeypatch.setattr("eyas.tree.draft_tree.NodeLogits.chooses", True)
     run = engine(batch=2)
     syncs = []
     for name in ("tolist", "item", "__bool__", "__int__", "__float__"):

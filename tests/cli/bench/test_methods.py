@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from eyas.cli.common.aliases import in_options
 from eyas.drafters.weightless import METHODS as WEIGHTLESS
 
 from ...pairs import Pair, save_drafter, write_rows
@@ -98,7 +99,7 @@ def test_what_cannot_run_is_said_first_and_the_rest_is_measured(bench: Run, pair
     assert "not compared, because no drafter of the kind is given (--draft-model): dflash, " in result.stderr
     assert "cascade" not in result.stderr
     for name, reason in reasons.items():
-        assert f"can't run {name}: {reason}\n" in result.stderr
+        assert f"can't run {name}: {in_options(reason)}\n" in result.stderr
     measured = {one["method"] for one in report["methods"]}
     every = {"eagle3", "eagle3+suffix", *WEIGHTLESS}
     assert every == {name.removesuffix(" auto") for name in measured} | (reasons.keys() & every)

@@ -148,7 +148,7 @@ def test_chats_beyond_the_context_are_refused_unless_they_are_to_be_cut(run: Run
         assert refused.exit_code == 1, refused.output
         assert "1 of the 2 chats in" in refused.stderr
         assert "more tokens than the target's context of 256, the longest " in refused.stderr
-        assert "`eyas data prepare --max-length 256`" in refused.stderr
+        assert "prepare them with --max-length 256" in refused.stderr
         assert "add --too-long cut" in refused.stderr
         assert not store.exists()
     cut = run(*words, "--max-length", 256)

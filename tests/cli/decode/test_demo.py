@@ -49,7 +49,7 @@ def test_json(demo: Run) -> None:
 def test_text(demo: Run) -> None:
     result = demo("--tree", "chain:2")
     assert result.exit_code == 0, result.output
-    assert "tiny and often wrong" in result.stdout
+    assert "it is tiny, and its answers below are often wrong" in result.stdout
     assert "[math] 48/2?" in result.stdout
     assert "[code] def add" in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("math ", "code ", "all "))]
@@ -94,7 +94,9 @@ def test_own_model_prompts_and_file(run: Run, pair: Pair, tmp_path: Path) -> Non
         "return a + b",
     ):
         assert words in result.stdout
-    assert "tiny and often wrong" not in result.stdout, "that is about the model that comes with eyas"
+    assert "it is tiny, and its answers below are often wrong" not in result.stdout, (
+        "that is about the model that comes with eyas"
+    )
     report = json.loads(run("demo", pair.model, *own, *few, "--draft-model", pair.drafter, "--json").stdout)
     assert [row["text"] for row in report["rows"]] == ["own prompts", "sales", "edit", "all"]
     assert all(row["identical_output"] for row in report["rows"])

@@ -258,7 +258,7 @@ def test_a_template_that_cannot_be_marked_stops_the_run(tmp_path: Path, model: s
 
 def test_options_that_make_no_sense(tmp_path: Path, two: tuple[str, str]) -> None:
     for options, words in (
-        ({"max_length": 5}, "give --model"),
+        ({"max_length": 5}, "give `model=`"),
         ({"too_long": "cut"}, "needs a maximum length"),
         ({"samples": 0}, "greater than or equal to 1"),
     ):

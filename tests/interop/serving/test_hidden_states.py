@@ -49,7 +49,7 @@ def test_why_a_server_failed(log: str, words: str) -> None:
     said = explained(f"INFO starting\n{log}\nTraceback")
     assert said is not None
     assert words in said
-    assert "leave out --engine" in said
+    assert "leave out `engine=`" in said
 
 
 def test_other_failures_are_not_the_connectors() -> None:

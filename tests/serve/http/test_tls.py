@@ -70,10 +70,10 @@ def test_a_server_with_a_certificate_speaks_https_and_nothing_else(pair: Pair, f
 
 
 WRONG: dict[str, tuple[Callable[[Files], tuple[Path | None, Path | None]], str]] = {
-    "no certificate": (lambda files: (None, files.key), "needs its certificate: give --ssl-certfile"),
+    "no certificate": (lambda files: (None, files.key), "needs its certificate: give `ssl_certfile=`"),
     "another's key": (lambda files: (files.certificate, files.other_key), "unencrypted key that belongs to it"),
     "an encrypted key": (lambda files: (files.certificate, files.encrypted_key), "unencrypted key"),
-    "no key": (lambda files: (files.certificate, None), "--ssl-certfile"),
+    "no key": (lambda files: (files.certificate, None), "`ssl_certfile="),
     "no PEM": (lambda _: (Path(__file__), None), "give a PEM certificate"),
 }
 

@@ -189,7 +189,9 @@ def test_a_full_disk_is_explained_and_the_run_goes_on(
 
 def test_a_folder_of_another_recipe_is_refused(target: Path, chats: Path, tmp_path: Path) -> None:
     train_drafter(recipe(target, chats, tmp_path))
-    with pytest.raises(CheckpointError, match=r"settings: loss.unroll was 3, is 2 \(drafter.loss.unroll\)\. Restore"):
+    with pytest.raises(
+        CheckpointError, match=r"settings: loss.unroll was 3, is 2 \(`drafter.loss.unroll=`\)\. Restore"
+    ):
         train_drafter(recipe(target, chats, tmp_path, loss={"unroll": 2}))
 
 

@@ -146,7 +146,7 @@ def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
     train(Regression(), config(2), tmp_path, ALONE, {"data": "a"})
     with pytest.raises(CheckpointError, match="data was 'a', is 'b'"):
         train(Regression(), config(4), tmp_path, ALONE, {"data": "b"})
-    other = r"settings: optimizer\.lr was 0\.01, is 0\.02 \(lm\.loop\.optimizer\.lr\)\. Restore"
+    other = r"settings: optimizer\.lr was 0\.01, is 0\.02 \(`lm\.loop\.optimizer\.lr=`\)\. Restore"
     with pytest.raises(CheckpointError, match=other):
         train(Regression(), config(4, optimizer={"lr": 0.02}), tmp_path, ALONE, {"data": "a"}, "lm")
 

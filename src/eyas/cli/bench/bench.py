@@ -73,8 +73,8 @@ def bench(
     Every prompt of every prompt file is decoded plain and by every drafter with every tree, interleaved; with
     --endpoint, by a server. See also: `eyas bench methods` compares drafting methods, `eyas bench accuracy` scores
     answers and compares them with plain decoding's, `eyas bench checkpoints` picks the best checkpoint of a run,
-    `eyas bench trees` the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench
-    report` writes a page about a run.
+    `eyas bench trees` the best draft tree of a drafter, `eyas bench serve` measures servers under load,
+    `eyas bench report` writes a page about a run.
 
     Examples:
         eyas bench --model MODEL --draft-model DRAFTER --prompt-file prompts.jsonl

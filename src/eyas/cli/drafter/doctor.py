@@ -37,7 +37,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check that eyas interprets a drafter's files correctly (experimental).
+    """Check that eyas reads a drafter's files correctly (experimental).
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on the target's answers.
     Exit code 1: the weights were trained for another reading, or fit none.

@@ -51,7 +51,7 @@ def unrolled(
         return
     batch, width = tokens.shape
     window = getattr(network.config, "draft_window", None)
-    kernel = None if window is None else Windowed(Window(window), cast(Any, network).rotary.turned)
+    kernel = None if window is None else Windowed(Window(window), cast(Any, network).rotary.rotated_by)
     first = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
     if starts is not None and window is None:  # in a window, positions count the pairs that are kept
         first = starts
