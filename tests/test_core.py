@@ -75,6 +75,7 @@ def test_it_imports_none_that_are_there(tmp_path: Path) -> None:
     assert re.search(r"^decoded [1-9]", done.stdout)
 
 
+@pytest.mark.slow
 def test_what_it_needs_would_be_missed(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in decoded(tmp_path, SOURCE.parent, ("eyas.drafters.kinds.eagle3",)).stderr
 

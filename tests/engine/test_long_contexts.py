@@ -61,6 +61,7 @@ def alone(length: int, native: bool, temperature: float) -> list[tuple[int, ...]
     return [tokens(Engine(target, None).generate([one]))[0] for one in requests(length, temperature)]
 
 
+@pytest.mark.every(3)
 @contexts
 @pytest.mark.parametrize(
     ("native", "window", "temperature"),

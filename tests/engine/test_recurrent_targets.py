@@ -58,6 +58,7 @@ def oracle(name: str, temperature: float, kind: str = "") -> Drafter:
     return tiny.OracleDrafter(sequences, (0, 2, tiny.LAYERS), strict=False)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_decoding_is_what_transformers_generates(name: str) -> None:
     model = tiny.target(name).model
@@ -247,6 +248,7 @@ def test_a_wrong_prefix_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch
     assert tokens(again) != first
 
 
+@pytest.mark.every(2)
 def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all don't fit the youngest leaves its slot; what it had read comes back up to its last whole block."""
     asked = [request_of(prompt, 0.8, 0, limit=100) for prompt in tiny.prompts(30, 21, 40, seed=9)]

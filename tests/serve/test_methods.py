@@ -32,6 +32,7 @@ async def _answers(method: str) -> list[dict[str, Any]]:
         return list(await asyncio.gather(*(answer(i, asked) for i, asked in enumerate(requests()))))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ALL)
 def test_concurrent_answers_are_plain_decoding_s(method: str) -> None:
     found = run(_answers(method))

@@ -55,6 +55,7 @@ def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
     assert sum(easy[-6:]) >= 0.88 * 6 * best
 
 
+@pytest.mark.slow
 def test_memory_whose_speed_comes_and_goes() -> None:
     """Of which plain rounds feel more than those with trees: they are the better choice only while it is fast."""
     larger = ((16, 36.0), (24, 54.0), (64, 140.0), (256, 560.0))

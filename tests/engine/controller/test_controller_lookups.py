@@ -177,6 +177,7 @@ def test_copies_beside_a_network_gain_what_they_save() -> None:
     assert rates[0] > 1.2 * plain_rate(2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 240), (0.4, 720, 1200)])
 def test_looking_up_beside_a_network_goes_on_where_copies_pay(share: float, least: int, most: int) -> None:
     looked = 0

@@ -340,6 +340,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says whether a process is stopped")
 def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
     """It is stopped while the server works, goes on afterwards, and dies with its supervisor."""

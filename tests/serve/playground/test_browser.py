@@ -337,6 +337,7 @@ def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
     expect(page.locator("#gauge-running")).not_to_have_text("2")
 
 
+@pytest.mark.slow
 def test_the_gauges_rest_while_nobody_looks(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
     expect(page.locator("#gauge-running")).to_have_text("0")

@@ -48,6 +48,7 @@ def test_states_are_those_of_the_whole_target(target: Path, tmp_path: Path, monk
         assert torch.equal(found["logits"], whole.head(first))
 
 
+@pytest.mark.slow
 def test_drafters_are_trained_alike(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     """Also where a process has more passes than the other: a segment is one, and so is what a store lacks of a batch.
 

@@ -219,6 +219,7 @@ def test_anchors_are_drawn_by_their_key() -> None:
         assert (chat, at) < (other, behind)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "token"), tiny.sample(VARIANTS, ["ce", "l1", "lk"]))
 def test_gradients_are_those_of_finite_differences(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = build(name).double()
