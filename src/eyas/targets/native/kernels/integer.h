@@ -32,6 +32,11 @@ inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<uns
 inline ivec add_shorts(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
 inline ivec products(ivec a, ivec b) { return _mm512_maddubs_epi16(a, b); }
 inline ivec sums_of_shorts(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+inline ivec minus_128(ivec bytes) { return _mm512_xor_si512(bytes, all(static_cast<int32_t>(0x80808080))); }
+inline ivec magnitudes(ivec bytes) { return _mm512_abs_epi8(bytes); }
+inline ivec with_signs(ivec bytes, ivec of) {
+    return _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(of), _mm512_setzero_si512(), bytes);
+}
 inline vec floats(ivec a) { return _mm512_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 inline vec bytes(const uint8_t* at) {
@@ -54,6 +59,9 @@ inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
 inline ivec add_shorts(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
 inline ivec products(ivec a, ivec b) { return _mm256_maddubs_epi16(a, b); }
 inline ivec sums_of_shorts(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+inline ivec minus_128(ivec bytes) { return _mm256_xor_si256(bytes, all(static_cast<int32_t>(0x80808080))); }
+inline ivec magnitudes(ivec bytes) { return _mm256_abs_epi8(bytes); }
+inline ivec with_signs(ivec bytes, ivec of) { return _mm256_sign_epi8(bytes, of); }
 inline vec floats(ivec a) { return _mm256_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline vec bytes(const uint8_t* at) {
@@ -84,6 +92,10 @@ constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
 
 // Codes of 5 or 6 bits lie in bytes. Without VNNI, four products of theirs fit into a 16-bit lane: 63 * 127 * 4.
 constexpr bool eights_in_shorts(int64_t kind) { return !VNNI && code_bits(kind) == 8 && value_bits(kind) <= 6; }
+
+// Of signed 8-bit codes, magnitudes are multiplied, and inputs take their signs: without VNNI, two such products fit into a
+// 16-bit lane, 128 * 127 * 2, and the zero point isn't needed.
+constexpr bool by_magnitude(int64_t kind) { return !VNNI && value_bits(kind) == 8 && !has_least(kind); }
 
 // Four input codes, in every 32-bit lane.
 inline ivec four_of(const int8_t* codes) {
@@ -227,7 +239,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         ivec total[T][P][PARTS];
         auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
             const Step& own = step[t * blocks];
-            if (has_least(KIND)) return all(0);
+            if (has_least(KIND) || by_magnitude(KIND)) return all(0);
             return TWO ? left(all(own.less[half]), zero_bits(KIND)) : all(BITS == 4 ? own.less4 : own.less8);
         };
         auto begin = [&](int half) {
@@ -261,6 +273,22 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                         for (int p = 0; p < P; p++)
                             for (int part = 0; part < PARTS; part++) {
                                 const ivec both = add_shorts(products(first_four[p][part], x), products(second_four[p][part], y));
+                                total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
+                            }
+                    }
+                }
+            if constexpr (by_magnitude(KIND))
+                for (; i < stop; i += 4) {
+                    ivec codes[P][PARTS];
+                    for (int p = 0; p < P; p++)
+                        for (int part = 0; part < PARTS; part++)
+                            codes[p][part] = minus_128(load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART));
+                    for (int t = 0; t < T; t++) {
+                        const ivec x = four_of(inputs + t * blocks * GROUP + i);
+                        for (int p = 0; p < P; p++)
+                            for (int part = 0; part < PARTS; part++) {
+                                const ivec& w = codes[p][part];
+                                const ivec both = products(magnitudes(w), with_signs(x, w));
                                 total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
                             }
                     }
