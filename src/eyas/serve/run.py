@@ -255,7 +255,9 @@ class TlsHandshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.pause_reading()  # the client's bytes belong to the handshake
+        # The client's bytes belong to the handshake. Soon, not now: Python 3.11.2 begins to read after this callback,
+        # paused or not. What is called soon runs before the first bytes are read.
+        asyncio.get_running_loop().call_soon(transport.pause_reading)
         self._waiting.add(self)
         self._upgrade = asyncio.get_running_loop().create_task(self._shake_hands())
 
