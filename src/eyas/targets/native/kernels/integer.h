@@ -106,14 +106,15 @@ inline ivec four_of(const int8_t* codes) {
 
 // Add to each sum the products of four unsigned weight codes and four input codes. Without VNNI, two products of 8-bit codes
 // are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2, so the high bits of weight codes are multiplied apart.
-template <int BITS>
+template <int64_t KIND>
 inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     return _mm512_dpbusd_epi32(sum, weights, inputs);
 #elif defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
 #else
-    if (in_shorts(BITS)) return add_shorts(sum, products(weights, inputs));
+    if (in_shorts(code_bits(KIND))) return add_shorts(sum, products(weights, inputs));
+    if (by_magnitude(KIND)) return add(sum, sums_of_shorts(products(magnitudes(weights), with_signs(inputs, weights))));
     const ivec low = sums_of_shorts(products(both(weights, all(0x7f7f7f7f)), inputs));
     const ivec high = sums_of_shorts(products(both(weights, all(static_cast<int32_t>(0x80808080))), inputs));
     return add(sum, add(low, high));
@@ -253,7 +254,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
             for (int t = 0; t < T; t++) {
                 const ivec x = four_of(inputs + t * blocks * GROUP + i);
                 for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<BITS>(total[t][p][part], w[p][part], x);
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<KIND>(total[t][p][part], w[p][part], x);
             }
         };
         auto add_codes = [&](int64_t first, int64_t stop) {  // the codes stored at these inputs
@@ -277,22 +278,6 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                             }
                     }
                 }
-            if constexpr (by_magnitude(KIND))
-                for (; i < stop; i += 4) {
-                    ivec codes[P][PARTS];
-                    for (int p = 0; p < P; p++)
-                        for (int part = 0; part < PARTS; part++)
-                            codes[p][part] = minus_128(load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART));
-                    for (int t = 0; t < T; t++) {
-                        const ivec x = four_of(inputs + t * blocks * GROUP + i);
-                        for (int p = 0; p < P; p++)
-                            for (int part = 0; part < PARTS; part++) {
-                                const ivec& w = codes[p][part];
-                                const ivec both = products(magnitudes(w), with_signs(x, w));
-                                total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
-                            }
-                    }
-                }
             for (; i < stop; i += 4) {
                 ivec codes[P][PARTS], high[P][PARTS];
                 for (int p = 0; p < P; p++)
@@ -302,6 +287,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                             high[p][part] = both(right(codes[p][part], 4), low);
                             codes[p][part] = both(codes[p][part], low);
                         }
+                        if constexpr (by_magnitude(KIND)) codes[p][part] = minus_128(codes[p][part]);
                     }
                 add_four(i, codes);
                 if constexpr (BITS == 4) add_four(i + GROUP / 2, high);
