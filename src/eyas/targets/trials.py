@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -88,18 +89,18 @@ def _try_passes(target: Passes) -> str | None:
         ragged = target.ragged
         own = target.model.config._attn_implementation
         record = target.record
-        target.native = None
-        target.triton = None
-        target.ragged = False
+        _set_passes(target)
         target.record = None
         trial = PassTrial(target)
         why = None
         if triton is not None:
-            why = _try_triton(target, triton, ragged, trial)
+            use = partial(_set_passes, target, triton=triton, ragged=ragged)
+            why = _try_decoder(target, cast(TriedDecoder, triton), use, trial)
             if why is not None:
                 _LOG.warning("%s runs its modules, not passes in Triton: %s", type(target.model).__name__, why)
         if native is not None:
-            why = _try_native(target, native, ragged, trial)
+            use = partial(_set_passes, target, native=native, ragged=ragged)
+            why = _try_decoder(target, NativeTrials(native), use, trial)
             if why is None:
                 return None
             _refuse(target, why)
@@ -119,31 +120,24 @@ def _try_passes(target: Passes) -> str | None:
         return why
 
 
-def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
-    """Make a target run native passes if they are right; otherwise padded passes of its modules, and return why."""
-    why = _refusal_of_layers(target, NativeTrials(native))
+def _set_passes(
+    target: Passes, native: NativeDecoder | None = None, triton: KernelPasses | None = None, ragged: bool = False
+) -> None:
+    """Run a target's passes natively, in Triton, or else by its modules."""
+    target.native = native
+    target.triton = triton
+    target.ragged = ragged
+
+
+def _try_decoder(target: Passes, tried: TriedDecoder, use: Callable[[], None], trial: PassTrial) -> str | None:
+    """`use` passes of our own if they are right; otherwise padded passes of the modules, and return why."""
+    why = _refusal_of_layers(target, tried)
     if why is None:
-        target.native = native
-        target.ragged = ragged
+        use()
         if trial.passed():
             return None
         why = "passes give different logits, although each layer agrees"
-    target.native = None
-    target.ragged = False
-    return why
-
-
-def _try_triton(target: Passes, triton: KernelPasses, ragged: bool, trial: PassTrial) -> str | None:
-    """As `_try_native`, for passes in Triton."""
-    why = _refusal_of_layers(target, cast(TriedDecoder, triton))
-    if why is None:
-        target.triton = triton
-        target.ragged = ragged
-        if trial.passed():
-            return None
-        why = "passes give different logits, although each layer agrees"
-    target.triton = None
-    target.ragged = False
+    _set_passes(target)
     return why
 
 
@@ -218,16 +212,12 @@ class PassTrial:
         native = target.native
         triton = target.triton
         ragged = target.ragged
-        target.native = None
-        target.triton = None
-        target.ragged = False
+        _set_passes(target)
         _attend(target, self._attention)
         try:
             return _trial(target, self._cache, first)
         finally:
-            target.native = native
-            target.triton = triton
-            target.ragged = ragged
+            _set_passes(target, native, triton, ragged)
             _attend(target, attention)
 
 
