@@ -478,8 +478,11 @@ class NodeLogits:
         """Whether tokens are chosen faster for all nodes at once than from the logits of some."""
         return self.index.device.type != "cpu"
 
-    def drawn(self, draws: NodeDraws, depth: Tensor) -> Tensor | None:  # noqa: ARG002
-        """[B, 1 + N] the token drawn at every node of `depth` [B, 1 + N]; None if that takes the logits."""
+    def drawn(self, draws: Callable[[], NodeDraws | None], depth: Tensor) -> Tensor | None:  # noqa: ARG002
+        """[B, 1 + N] the token drawn at every node of `depth` [B, 1 + N]; None if that takes the logits.
+
+        `draws` makes what it is drawn by; None = that takes the logits.
+        """
         return None
 
     def best(self) -> Tensor:

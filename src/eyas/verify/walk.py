@@ -132,8 +132,7 @@ class SeededWalk:
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy_walk(logits, tree)
-        draws = sampler.path(rows).node_draws() if logits.chooses else None
-        drawn = None if draws is None else logits.drawn(draws, tree.depth)
+        drawn = logits.drawn(lambda: sampler.path(rows).node_draws(), tree.depth)
         if drawn is not None:
             return _chosen_walk(drawn, tree)
         if _is_host(logits.index.device):

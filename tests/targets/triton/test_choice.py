@@ -42,7 +42,7 @@ def test_tokens_are_those_of_the_logits(dtype: torch.dtype) -> None:
     assert made.best().equal(logits.argmax(1)[index])
     draws = NodeDraws(torch.tensor([0.7, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([5, 6]), torch.tensor([9, 80]))
     depth = torch.tensor([[0, 1, 1], [0, 1, 2]])
-    drawn = made.drawn(draws, depth)
+    drawn = made.drawn(lambda: draws, depth)
     noise = _gumbel(draws.seeds, draws.positions.unsqueeze(1) + depth, torch.arange(75))
     scores = logits.view(2, 3, 75) / draws.divisors.view(2, 1, 1) + noise * draws.scales.view(2, 1, 1)
     assert drawn is not None
@@ -56,6 +56,6 @@ def test_a_head_whose_output_is_changed_gives_logits() -> None:
     weight = Weight.of(nn.Linear(64, 75))
     made = HeadLogits(torch.randn(1, 64), cells(1, 1, torch.device("cpu")), weight, torch.tanh)
     column = torch.zeros(1)
-    assert made.drawn(NodeDraws(column, column, column.long(), column.long()), torch.zeros(1, 1)) is None
+    assert made.drawn(lambda: NodeDraws(column, column, column.long(), column.long()), torch.zeros(1, 1)) is None
     assert made.rows.abs().max() <= 1
     assert made.best().equal(made.rows.argmax(1, keepdim=True))

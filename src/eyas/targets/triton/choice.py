@@ -133,12 +133,13 @@ class HeadLogits(NodeLogits):
         with on_device_of(self._final):
             return chosen(self._final, self._head)[self.index]
 
-    def drawn(self, draws: NodeDraws, depths: Tensor) -> Tensor | None:
-        if self._finish is not None:
+    def drawn(self, draws: Callable[[], NodeDraws | None], depths: Tensor) -> Tensor | None:
+        how = draws() if self._finish is None else None
+        if how is None:
             return None
         rows, at = self._of_tokens(depths)
         with on_device_of(self._final):
-            return chosen(self._final, self._head, draws, rows, at)[self.index]
+            return chosen(self._final, self._head, how, rows, at)[self.index]
 
     def _of_tokens(self, depths: Tensor) -> tuple[Tensor, Tensor]:
         """[T] the row and the depth of each token; cells without one repeat another, whose own cell comes first."""
