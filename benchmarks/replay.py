@@ -317,8 +317,8 @@ class Replay:
             while waiting and len(self._live) < self._rows:
                 answer = waiting.pop(0)
                 self._live.append(Row(answer, self._begun, unread=answer.prompt))
-                self._begun = self._begun + 1
-                pairs = pairs + answer.prompt
+                self._begun += 1
+                pairs += answer.prompt
             self._round(controller, pairs)
             self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
         return self.seconds
@@ -371,7 +371,7 @@ class Replay:
                 )
             )
         for row, path in zip(live, paths, strict=True):
-            row.at = row.at + len(path)
+            row.at += len(path)
             row.unread = 0 if spec is not None else row.unread + 1
 
     def _spend(self) -> float:

@@ -142,7 +142,7 @@ def compare(
     for number, (answer, expected) in enumerate(zip(answers, reference, strict=True)):
         position = first_difference(expected.answer, answer.tokens)
         if position is None:
-            equal = equal + 1
+            equal += 1
             counted = count(expected)
             if counted != answer.counts and expected.leads[chain] < DRAFT_TIE:
                 ties += 1

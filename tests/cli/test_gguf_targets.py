@@ -31,45 +31,11 @@ def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: P
     assert texts[0] == texts[1]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "ab"}) + "\n")
-    verified = run(
-        "verify",
-        gguf_file,
-        "--draft-model",
-        drafter,
-        "--prompt-file",
-        rows,
-        "--max-new-tokens",
-        6,
-        "--batch-sizes",
-        "1",
-        "--temperatures",
-        "0,1",
-        "--tree",
-        "chain:2",
-        "--dtype",
-        "float32",
-        "--transformers",
-    )
+    pair = ("verify", gguf_file, "--draft-model", drafter, "--prompt-file", rows, "--tree", "chain:2")
+    few = ("--max-new-tokens", 6, "--batch-sizes", "1", "--temperatures", "0,1")
+    verified = run(*pair, *few, "--dtype", "float32", "--transformers")
     assert verified.stdout.rstrip().endswith("\nEQUAL"), verified.output
-    as_served = run(
-        "verify",
-        gguf_file,
-        "--draft-model",
-        drafter,
-        "--prompt-file",
-        rows,
-        "--max-new-tokens",
-        6,
-        "--batch-sizes",
-        "1",
-        "--temperatures",
-        "0,1",
-        "--tree",
-        "chain:2",
-        "--dtype",
-        "auto",
-        "--json",
-    )
+    as_served = run(*pair, *few, "--dtype", "auto", "--json")
     certificate = json.loads(as_served.stdout)
     assert (certificate["weights"], certificate["equal"]) == (None if kernels() is None else "Q8_0", True)
     inspected = run("inspect", gguf_file, "--json")

@@ -39,7 +39,7 @@ def test_any_text_in_any_pieces_is_cut_by_the_definition(text: str, stops: list[
         size = data.draw(st.integers(1, len(left)))
         piece, stop = matcher.push(left[:size])
         stopped = stop is not None
-        shown = shown + piece
+        shown += piece
         left = left[size:]
         assert not any(stop in shown for stop in stops)
     if not stopped:
@@ -54,7 +54,7 @@ def test_text_that_is_not_shown_takes_part_in_stop_strings(pieces: list[tuple[st
     stopped = False
     for text, visible in pieces:
         piece, stop = matcher.push(text, shown=visible)
-        shown = shown + piece
+        shown += piece
         stopped = stop is not None
         if stopped:
             break

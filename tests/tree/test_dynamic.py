@@ -123,7 +123,7 @@ def check_shape(spec: DynamicTree, tree: DraftTree) -> None:
     """Parents first, no deeper than promised, as many nodes as there are candidates for."""
     candidates, width = 0, 1
     for _ in range(spec.depth):
-        candidates = candidates + width * spec.top_k
+        candidates += width * spec.top_k
         width = min(spec.top_k, width * spec.top_k)
     assert tree.size == min(spec.nodes, candidates)
     assert (tree.parents < torch.arange(tree.size)).all()

@@ -98,8 +98,8 @@ def generate(
         done = done + count
         last = result.accepted.unsqueeze(1)
         state = TableModel.after(states.gather(1, result.path.gather(1, last)), result.tokens.gather(1, last))[:, 0]
-        emitted = emitted + int(count.sum())
-        rounds = rounds + rows
+        emitted += int(count.sum())
+        rounds += rows
     return out[:, :length], emitted / rounds
 
 

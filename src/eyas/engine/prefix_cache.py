@@ -83,7 +83,7 @@ class PrefixStore(Generic[P]):
             child.used = self._clock
             found.append((start, count, child.payload))
             block = child
-            start = start + count
+            start += count
             if count < BLOCK:
                 break
         return found
@@ -130,8 +130,8 @@ class PrefixStore(Generic[P]):
         """Raise InvariantError if the tree and its counts disagree."""
         size = count = 0
         for block in self._walk():
-            size = size + len(block.tokens)
-            count = count + 1
+            size += len(block.tokens)
+            count += 1
             if block.payload is None or block.parent is None or block.parent.children.get(block.tokens) is not block:
                 raise InvariantError(f"prefix block at {block.start} is detached from the tree")
             if len(block.tokens) < BLOCK and block.children:

@@ -330,7 +330,7 @@ class ModelRunner:
         for row in sorted(range(len(rows)), key=lambda row: unread(rows[row])):
             if wanted[row] and total < self._step_tokens:
                 reached[row] = True
-                total = total + unread(rows[row])
+                total += unread(rows[row])
         return reached
 
     def _exceeding_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:

@@ -496,7 +496,9 @@ class CacheRoom:
 
     def shrink(self) -> bool:
         """Give back what the busy period that just ended hasn't needed; return whether the rectangle changed."""
-        (slots, columns), self._peak, self._memory_limit = self._peak, (0, 0), math.inf
+        slots, columns = self._peak
+        self._peak = (0, 0)
+        self._memory_limit = math.inf
         self._rows = ()
         self.planned = None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))

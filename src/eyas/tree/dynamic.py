@@ -61,7 +61,7 @@ class BeamGrowth:
         self._logprobs.append(logprobs)
         self._parents.append(self._beam_index.repeat_interleave(fanout, dim=1))
         offset = self._count
-        self._count = self._count + flat.shape[1]
+        self._count += flat.shape[1]
         if len(self._tokens) == self._depth:
             return None
         if flat.shape[1] == 1:  # a chain: nothing to choose

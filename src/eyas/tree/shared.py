@@ -351,7 +351,7 @@ class HostGrowth:
         logprobs = (self._beam_logprob[:, :, None] + steps).reshape(self._batch, -1)
         flat = tokens.numpy().reshape(self._batch, -1)
         offset = self._count
-        self._count = self._count + flat.shape[1]
+        self._count += flat.shape[1]
         self._add(flat, scores, logprobs, np.repeat(self._beam_index, fanout, axis=1), [flat.shape[1]])
         if len(self._sizes) == self._plan.depth:
             return None

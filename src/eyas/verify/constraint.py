@@ -217,7 +217,7 @@ class LegalTree:
         if tree.scratch is not None:  # never emitted, so grammars don't apply
             scratch = tree.valid & tree.scratch
             pruned = pruned | scratch
-            counted = counted + int(scratch.sum())
+            counted += int(scratch.sum())
         self.tree = replace(tree, valid=pruned, counted=counted)
         """The trees without illegal nodes, which the target needn't verify."""
 

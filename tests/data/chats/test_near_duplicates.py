@@ -134,8 +134,8 @@ def test_most_pairs_at_the_threshold_are_found(threshold: float) -> None:
             near = worse.split()
         seen = Seen(threshold)
         seen.reason(" ".join(text))
-        pairs = pairs + 1
-        found = found + (seen.reason(" ".join(near)) is not None)
+        pairs += 1
+        found += seen.reason(" ".join(near)) is not None
     assert found >= 0.9 * pairs - 6  # two standard deviations of that many draws
 
 

@@ -109,7 +109,7 @@ def test_each_guess_is_that_of_a_pass_over_the_whole_text(
             at = -1  # on to the next round: the path of the tree that is in the text
             while found := [n for n, up in enumerate(parents) if up == at and tokens[n] == text[position]]:
                 at = found[0]
-                position = position + 1
+                position += 1
             position += 1
     assert len(seen) >= 4
 

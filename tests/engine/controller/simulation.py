@@ -216,9 +216,9 @@ class Simulation:
         self.advance(paths)
         shown = self.noise(self.rounds)
         seconds = drafting + passing + observing
-        self.seconds = self.seconds + seconds
-        self.tokens = self.tokens + emitted
-        self.rounds = self.rounds + 1
+        self.seconds += seconds
+        self.tokens += emitted
+        self.rounds += 1
         self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
         return RoundRecord(
             texts, lengths, spec, draft, drafting * shown, passing * shown, tokens, emitted, seconds * shown

@@ -106,9 +106,9 @@ class Lookups(Simulation):
         drafting = self.searching * rows
         whole = drafting + passing
         self.advance(paths)
-        self.seconds = self.seconds + whole
-        self.tokens = self.tokens + emitted
-        self.rounds = self.rounds + 1
+        self.seconds += whole
+        self.tokens += emitted
+        self.rounds += 1
         self.deferred += 1
         draft = VerifiedDraft(tree, paths, self.text.emitted(paths))
         return RoundRecord(texts, lengths, spec, draft, drafting, passing, tokens, emitted, whole)
@@ -117,8 +117,8 @@ class Lookups(Simulation):
         """A round that drafted, in which copies were looked for besides."""
         assert record.draft is not None
         assert record.seconds is not None
-        self.looked = self.looked + 1
-        self.seconds = self.seconds + self.searching
+        self.looked += 1
+        self.seconds += self.searching
         tree = replace(record.draft.tree, lookup=replace(record.draft.tree.lookup, seconds=self.searching))
         return record._replace(
             draft=record.draft._replace(tree=tree),

@@ -61,8 +61,8 @@ class Windows:
         drafting = 0.0 if spec is None else self.machine.draft_seconds(self.rows, 1, 1)
         observing = 0.0 if spec is None else self.machine.observe_seconds(emitted)
         seconds = passing + drafting + observing
-        self.seconds = self.seconds + seconds
-        self.tokens = self.tokens + emitted
+        self.seconds += seconds
+        self.tokens += emitted
         return RoundRecord(range(self.rows), lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
 
     def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:

@@ -98,8 +98,8 @@ class FakeServer:
                     )
                 )
                 done += len(taken)
-                passes = passes + 1
-                accepted = accepted + len(taken) - 1
+                passes += 1
+                accepted += len(taken) - 1
                 if said == "lost" and done > 4:
                     return
                 if said == "broken" and done > 4:
@@ -143,7 +143,7 @@ def _choice(taken: list[str], accepted: int, drafted: bool, finish: str | None) 
             if place < accepted:
                 path.append(at)
             last = at
-            total = total + math.log(0.8)
+            total += math.log(0.8)
         ids = list(range(200, 200 + len(pieces)))
         told["draft"] = {"tokens": ids, "parents": parents, "logprob": logprob, "path": path, "pieces": pieces}
     return {"index": 0, "delta": {"content": "".join(taken)}, "finish_reason": finish, "eyas": told}

@@ -132,7 +132,7 @@ def _cut(split: str, rows: Sequence[TokenRow], layout: ShardLayout, most_bytes: 
         grown = RowTotals(*(a + b for a, b in zip(total, size_of([row]), strict=True)))
         if i > first and layout.data_bytes(grown) > most_bytes:
             yield ShardPlan(_name(split, number), split, first, i, total)
-            number = number + 1
+            number += 1
             first = i
             grown = size_of([row])
         total = grown

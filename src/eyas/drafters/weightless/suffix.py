@@ -364,7 +364,7 @@ class SuffixIndex:
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
             alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _SEPARATOR)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
-            level = level + 1
+            level += 1
             parent = len(made.tokens) - 1
             for token in going_on[0, :run].tolist():
                 step = continuation_rate(match + level)

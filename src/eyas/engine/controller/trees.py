@@ -124,7 +124,7 @@ class TreeArm(DraftArm):
         if looks_up and self._counts_freely:
             # a copied passage may be as long as its price allows
             most = _MAX_PER_ROW
-            nodes = nodes + _FOUND
+            nodes += _FOUND
         if self._counts_freely and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8

@@ -151,8 +151,8 @@ class Collector:
         taken = [(row, one) for row, slot in enumerate(rows) if counts[row] and (one := self._open.get(slot))]
         for row, one in taken:
             one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row], states.nbytes // len(taken)))
-            one.held = one.held + counts[row]
-            one.pairs = one.pairs + counts[row]
+            one.held += counts[row]
+            one.pairs += counts[row]
             if one.held >= _PAIRS_PER_PIECE and not self._hand_over(one, last=False):
                 del self._open[rows[row]]
 

@@ -290,8 +290,8 @@ class SwapDrafter(Drafter):
         for slot, drafts, count in zip(rows, drafted or (), counts, strict=False):
             if drafts and count:
                 row = self.pairs.rows[slot]
-                row.tokens = row.tokens + count
-                row.rounds = row.rounds + 1
+                row.tokens += count
+                row.rounds += 1
         self._give(rows, next_tokens, taps, counts, deferring=False)
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:

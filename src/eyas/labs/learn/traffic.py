@@ -128,7 +128,7 @@ class TrafficStore:
             oldest = next(shard for shard in sizes if shard.client == client)
             oldest.path.unlink(missing_ok=True)
             size = sizes.pop(oldest)
-            total = total - size
+            total -= size
             held[client] = held[client] - size
 
     def newest(self, split: Split, count: int) -> list[TrafficRow]:

@@ -46,9 +46,9 @@ class Arm:
 
     def add(self, tokens: int, rounds: int) -> None:
         """Count a request that emitted `tokens` in its drafted `rounds`."""
-        self.requests = self.requests + 1
-        self.tokens = self.tokens + tokens
-        self.rounds = self.rounds + rounds
+        self.requests += 1
+        self.tokens += tokens
+        self.rounds += rounds
         more = (tokens * tokens, tokens * rounds, rounds * rounds)
         self._squares = tuple(a + b for a, b in zip(self._squares, more, strict=True))  # type: ignore[assignment]
 

@@ -69,7 +69,7 @@ class BodyLimitMiddleware:
                 text = f"no more of the body arrived for {self._seconds:g} seconds"
                 raise ApiError(408, text, code="body_too_slow", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
-                got = got + len(message.get("body", b""))
+                got += len(message.get("body", b""))
                 complete = not message.get("more_body")
                 if gzip is not None:
                     message = {**message, "body": gzip.decompress(message.get("body", b""), complete)}

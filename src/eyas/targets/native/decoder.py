@@ -422,8 +422,8 @@ class NativeDecoder:
         out = self._linear(parts.out, self.hidden, parts.mixed)
         self._kept.append((Linear * len(inputs))(*inputs))
         made = parts.struct(self._kept[-1], out, self.state_size, kept)
-        self.recurrent = self.recurrent + 1
-        self.state_size = self.state_size + parts.state_size
+        self.recurrent += 1
+        self.state_size += parts.state_size
         return made
 
     def fold(self, fold: Fold) -> None:

@@ -279,7 +279,9 @@ def attend(
     [positions, rotated]; `window` is the number of latest positions that a token sees (0 = all), `sinks` [heads]
     float32 are scores of keys without a value.
     """
-    count, size, padded = len(qkv), heads.size, max(16, triton.next_power_of_2(heads.size))
+    count = len(qkv)
+    size = heads.size
+    padded = max(16, triton.next_power_of_2(size))
     cosines, sines = rope or (keys, keys)
     q = torch.empty(count, heads.queries, size, dtype=qkv.dtype, device=qkv.device)
     norms = [norm or Norm(keys, 0.0, False, False) for norm in (q_norm, k_norm)]

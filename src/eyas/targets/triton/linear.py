@@ -34,8 +34,11 @@ Nor is a kernel compiled again for other numbers of tokens (`do_not_specialize`)
 """
 _CHUNK = 64
 """Inputs of packed 4-bit weights that share 32 bytes: byte j holds the codes of inputs j and j + 32 of the chunk."""
-_NARROW, _WIDE, _MANY = 32, 64, 8192
-"""Outputs of a tile: few where a weight has at most `_MANY` outputs, so that it is read by enough programs."""
+_NARROW_TILE = 32
+_WIDE_TILE = 64
+"""Outputs of a tile: of a weight with few outputs, so that it is read by enough programs, and of others."""
+_MANY_OUTPUTS = 8192
+"""Maximum number of outputs that are few. Neither it nor the tiles were measured on a GPU yet."""
 
 
 @triton.jit
@@ -304,7 +307,7 @@ class Weight:
         Those of `two` weights that are multiplied together are in shared memory at the same time.
         """
         block = _CHUNK if self.bits or dtype == torch.float32 else 2 * _CHUNK
-        return block, _NARROW if two or self.outputs <= _MANY else _WIDE
+        return block, _NARROW_TILE if two or self.outputs <= _MANY_OUTPUTS else _WIDE_TILE
 
 
 def linear(

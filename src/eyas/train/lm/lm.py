@@ -343,8 +343,8 @@ class LmObjective:
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):
                 losses = self._losses(blocks)
-                total = total + losses.sum().item()
-                count = count + losses.numel()
+                total += losses.sum().item()
+                count += losses.numel()
                 advance("scoring", count, self._held_out.numel())
         return {"validation_loss": total / count}
 
