@@ -16,8 +16,14 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def calls(path: Path) -> list[tuple[str, ast.Call]]:
+    """What a file calls, as it is written there, and with what."""
+    return [(ast.unparse(node.func), node) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+
+
 def ids(path: Path) -> str:
-    """A file as a test's id: relative to the package."""
+    """A file's name in messages: relative to the package."""
     return path.relative_to(SOURCE).as_posix()
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from .source import FILES, ids, parsed
 
@@ -37,10 +34,15 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, text
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if not ids(path).startswith(COMMAND_LINES)], ids=ids)
-def test_messages_of_the_library_name_no_options(path: Path) -> None:
-    named = [(line, text) for line, text in texts(parsed(path)) if OPTION.search(re.sub(OTHERS, "", text))]
-    assert not named, "name the parameter: `dtype=`"
+def test_messages_of_the_library_name_no_options() -> None:
+    named = [
+        f"{ids(path)}:{line}: {text}"
+        for path in FILES
+        if not ids(path).startswith(COMMAND_LINES)
+        for line, text in texts(parsed(path))
+        if OPTION.search(re.sub(OTHERS, "", text))
+    ]
+    assert not named, "\n".join(("name the parameter: `dtype=`", *named))
 
 
 def test_an_option_in_a_message_is_found() -> None:

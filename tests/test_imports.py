@@ -6,9 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from .source import FILES, SOURCE, ids, importers, module, parsed
+from .source import FILES, SOURCE, calls, ids, importers, module, parsed
 
 FOUNDATION = frozenset(
     {
@@ -115,21 +113,33 @@ def test_the_source_is_found() -> None:
     assert {"types", "tree", "verify", "targets", "drafters", "engine"} <= {room(f) for f in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_imports_point_one_way(path: Path) -> None:
-    here = room(path)
-    if here in TOP:
-        return
-    assert here in ALLOWED, f"{here} has no place in the import order: add it to docs/architecture.md and here"
-    wrong = [f"line {line}: eyas.{name}" for name, line in imported(parsed(path)) if name not in ALLOWED[here] | {here}]
-    assert not wrong, f"{ids(path)} may not import {', '.join(wrong)}"
+def test_every_part_has_a_place_in_the_import_order() -> None:
+    new = {room(path) for path in FILES} - TOP - ALLOWED.keys()
+    assert not new, "add them to docs/architecture.md and here"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if room(path) == "engine"], ids=ids)
-def test_the_engine_knows_what_runs_passes_as_a_backend_alone(path: Path) -> None:
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{ids(path)}:{line} may not import eyas.{name}"
+        for path in FILES
+        if room(path) not in TOP
+        for name, line in imported(parsed(path))
+        if name not in ALLOWED[room(path)] | {room(path)}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_engine_knows_what_runs_passes_as_a_backend_alone() -> None:
     """Not by the native code or the CUDA graphs (`targets/backend.py`)."""
-    names = {node.module or "" for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
-    assert not [name for name in names if name.startswith(("eyas.targets.native", "eyas.targets.graphs"))]
+    hidden = ("eyas.targets.native", "eyas.targets.graphs")
+    wrong = [
+        f"{ids(path)}:{node.lineno}"
+        for path in FILES
+        if room(path) == "engine"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(hidden)
+    ]
+    assert not wrong, wrong
 
 
 def test_nothing_below_imports_the_command_line() -> None:
@@ -192,8 +202,8 @@ def test_what_is_to_know_of_a_tree_is_asked_of_it() -> None:
         f"{ids(path)}:{node.lineno}"
         for path in FILES
         if room(path) != "tree"
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        for name, node in calls(path)
+        if name == "isinstance"
         if shapes & {ast.unparse(name).split(".")[-1] for name in ast.walk(node.args[1]) if isinstance(name, ast.expr)}
     ]
     assert not asked, f"give `TreeSpec` what these want to know: {asked}"
@@ -212,8 +222,8 @@ def test_what_is_to_know_of_a_drafter_is_asked_of_it() -> None:
         ids(path)
         for path in FILES
         if room(path) != "drafters"
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        for name, node in calls(path)
+        if name == "isinstance"
         if kinds & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
     }
     assert asked == {"labs/learn/serving.py"}, f"give `Drafter` what these want to know: {asked}"
@@ -226,31 +236,32 @@ def test_importers_are_found() -> None:
     assert any(user.startswith("engine/") for user in handed_on)
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_loading_is_strict_and_errors_are_named(path: Path) -> None:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, f"bare except in line {node.lineno}"
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func)
-        options = {k.arg: ast.unparse(k.value) for k in node.keywords}
-        if name.endswith("load_state_dict"):
-            assert options.get("strict", "True") == "True", f"load_state_dict not strict in line {node.lineno}"
-        if name == "torch.load":
-            assert options.get("weights_only") == "True", f"torch.load runs code in line {node.lineno}"
-        runs_code = name in {"pickle.load", "pickle.loads", "joblib.load", "eval", "exec"}
-        assert not runs_code or (ids(path), name) in RUNS_CODE, f"{name}, line {node.lineno}"
+def test_no_except_is_bare() -> None:
+    bare = [
+        f"{ids(path)}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ExceptHandler) and node.type is None
+    ]
+    assert not bare, bare
+
+
+def test_loading_is_strict_and_runs_no_code() -> None:
+    for path in FILES:
+        for name, node in calls(path):
+            where = f"{ids(path)}:{node.lineno}"
+            options = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in ("strict", "weights_only")}
+            if name.endswith("load_state_dict"):
+                assert options.get("strict", "True") == "True", f"{where}: load_state_dict isn't strict"
+            if name == "torch.load":
+                assert options.get("weights_only") == "True", f"{where}: torch.load runs code"
+            runs_code = name in {"pickle.load", "pickle.loads", "joblib.load", "eval", "exec"}
+            assert not runs_code or (ids(path), name) in RUNS_CODE, f"{where}: {name}"
 
 
 def test_pickled_weights_are_read_in_one_place() -> None:
     """Drafter files named by the user."""
-    callers = {
-        ids(path)
-        for path in FILES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
-    }
+    callers = {ids(path) for path in FILES for name, _ in calls(path) if name == "torch.load"}
     assert callers == {"drafters/files.py"}
 
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Callable
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from rich.table import Table
 from eyas import tables
 from eyas.tables import show_table
 
-from .source import FILES, ids, parsed
+from .source import FILES, calls, ids
 
 WIDTHS = (40, 60, 80, 120)
 
@@ -110,18 +109,17 @@ def test_names_break_between_their_parts() -> None:
     assert [line.split()[0] for line in shown.splitlines()[2:]] == ["static:mc_", "sim_", "name_7b_63"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_tables_are_printed_here_only(path: Path) -> None:
+def test_tables_are_printed_here_only() -> None:
     """What is printed by `print` would be cut on a narrow terminal: `show_table` prints every table."""
-    if ids(path) == "tables.py":
-        return
     makers = {"Table", "table", "table_of", "accuracy_table"}
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "print":
-            named = {
-                each.id if isinstance(each, ast.Name) else each.attr
-                for argument in node.args
-                for each in ast.walk(argument)
-                if isinstance(each, ast.Name | ast.Attribute)
-            }
-            assert not named & makers, f"{ids(path)}:{node.lineno} prints a table by itself"
+    printing = ((path, node) for path in FILES for name, node in calls(path) if name.endswith(".print"))
+    for path, node in printing:
+        if ids(path) == "tables.py":
+            continue
+        named = {
+            each.id if isinstance(each, ast.Name) else each.attr
+            for argument in node.args
+            for each in ast.walk(argument)
+            if isinstance(each, ast.Name | ast.Attribute)
+        }
+        assert not named & makers, f"{ids(path)}:{node.lineno} prints a table by itself"
