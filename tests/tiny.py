@@ -337,7 +337,7 @@ def as_loaded(name: str, kind: str, modules: bool = False, **changes: Any) -> Ta
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     model = build_model(name, **{**fitting_recurrent(name), **changes}).to(dtype)
     native = _prepack(model, DEVICE, dtype, None, "int8" if kind == "int8" else None)
-    return Target(model, native=None if modules else native)
+    return Target(model, decoder=None if modules else native)
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -82,7 +82,7 @@ def passes(sizes: Sizes, device: torch.device) -> Outcome:
         )
         row: Row = {
             "nodes": nodes,
-            "passes": "modules" if target.triton is None else "triton",
+            "passes": "modules" if target.decoder is None else target.decoder.name,
             "ms": round(1e3 * seconds, 3),
         }
         rows.append(
@@ -115,7 +115,7 @@ def prompts(sizes: Sizes, device: torch.device) -> Outcome:
         rows.append({"tokens": sizes.train_length, "piece": piece, "tokens/s": round(sizes.train_length / seconds)})
     same = found[0].equal(found[-1])
     rows[-1]["same bits"] = str(same)
-    promised = target.triton is not None and not same
+    promised = target.decoder is not None and not same
     return Outcome(rows, ["a prompt read in pieces gives other bits"] * promised)
 
 

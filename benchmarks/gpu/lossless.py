@@ -70,7 +70,7 @@ def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) ->
 
     model = copy.deepcopy(_tiny_model(name, dtype)).to(device)
     triton = triton_passes(model)
-    target = Target(model, triton=triton, record=counted)
+    target = Target(model, decoder=triton, record=counted)
     prompts = [tuple(prompt) for prompt in tiny.prompts(*FAMILY_PROMPTS)]
     params = SamplingParams(max_tokens=min(sizes.answers, 24))
     recorded = [[*p, *a] for p, a in zip(prompts, answers(target, prompts, params), strict=True)]
@@ -78,9 +78,9 @@ def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) ->
     temperatures = (0.0,) if triton is None else (0.0, 0.8)
     rows, wrong, detail = certified(target, oracle, prompts, params, temperatures, (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
-    if triton is not None and target.triton is None:
+    if triton is not None and target.decoder is None:
         wrong.append("kernels in Triton were refused at load")
-    passes = "modules" if target.triton is None else "triton"
+    passes = "modules" if target.decoder is None else target.decoder.name
     return Outcome([_pooled(rows) | {"graphs": len(graphs), "passes": passes}, apart], wrong + more, [*detail, *parted])
 
 
@@ -119,7 +119,7 @@ def certified(
                 "accept length": cell.accept_length,
             }
         )
-        apart = cell.real or (target.triton is not None and cell.divergences)  # in Triton, bits are promised
+        apart = cell.real or (target.decoder is not None and cell.divergences)  # in Triton, bits are promised
         if apart or cell.errors or not cell.rows:
             wrong.append(f"{cell.tree}, batch {cell.batch_size}: {cell.verdict} {' '.join(cell.errors)}".strip())
         detail += cell.as_dict()["divergences"]

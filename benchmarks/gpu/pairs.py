@@ -176,7 +176,7 @@ def _pair(model: Any, network: DraftNetwork, own_kernels: bool = True) -> Pair:
     from tests.recording import recorder
 
     triton = triton_passes(model) if own_kernels else None
-    target = Target(model, triton=triton, record=recorder(model.device))
+    target = Target(model, decoder=triton, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
     return Pair(target, drafter_of(network, network.config.taps_of(target.num_layers), None, target.record))
 

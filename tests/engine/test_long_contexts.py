@@ -40,7 +40,7 @@ def small_target(length: int, native: bool) -> Target:
     if not native:
         return Target(model)
     prepack_linears(model, NativeLinear)
-    return Target(model, native=transformers_decoder(model))
+    return Target(model, decoder=transformers_decoder(model))
 
 
 def requests(length: int, temperature: float) -> list[Request]:
@@ -101,7 +101,7 @@ def test_half_precision_at_length(length: int) -> None:
     network = tiny.network("eagle3", head_dim=16, max_position_embeddings=length + 1_000).to(torch.bfloat16)
     for each in (model, network):
         prepack_linears(each, NativeLinear)
-    target = Target(model, native=transformers_decoder(model))
+    target = Target(model, decoder=transformers_decoder(model))
     plain = [tokens(Engine(target, None).generate([one]))[0] for one in requests(length, 0.8)]
     drafter = drafter_of(network, network.config.taps_of(tiny.LAYERS), 64)
     engine = Engine(target, None, Speculation(drafter, parse_tree("dynamic:3,3,8")), batch_size=4)

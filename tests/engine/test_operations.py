@@ -78,7 +78,7 @@ def test_a_round_copies_to_the_device_without_waiting(tree: Any, temperature: fl
 def native() -> tuple[Target, NetworkDrafter]:
     model = tiny.build_model("llama", head_dim=16)
     prepack_linears(model, NativeLinear)
-    target = Target(model, native=transformers_decoder(model))
+    target = Target(model, decoder=transformers_decoder(model))
     network = tiny.network("eagle3", head_dim=16)
     prepack_linears(network, NativeLinear)
     return target, drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))

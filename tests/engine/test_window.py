@@ -62,7 +62,7 @@ def test_seeded_output_is_the_target_s_in_bf16(temperature: float) -> None:
     network = tiny.network("eagle3", head_dim=16).to(torch.bfloat16)
     for each in (model, network):
         prepack_linears(each, NativeLinear)
-    target = Target(model, native=transformers_decoder(model))
+    target = Target(model, decoder=transformers_decoder(model))
     windowed = drafter_of(network, network.config.taps_of(tiny.LAYERS), 12)
     alone = tokens(Engine(target, None, batch_size=3).generate(requests(temperature)))
     done = Engine(target, None, Speculation(windowed, parse_tree(TREE)), batch_size=3).generate(requests(temperature))

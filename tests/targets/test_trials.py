@@ -37,7 +37,7 @@ def test_native_passes_of_routed_tokens_are_refused_for_what_is_wrong(wrong: str
         native._struct.scale = 0.0
     elif wrong == "norm":  # after all layers
         native._struct.norm = native._vector(-torch.ones(tiny.HIDDEN))
-    assert (Target(model, native=native).native is None) == (wrong is not None)
+    assert (Target(model, decoder=native).native is None) == (wrong is not None)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
@@ -54,8 +54,7 @@ class Scripted:
     """A target whose passes differ from its own by known amounts in each trial; counts what is run."""
 
     def __init__(self, gaps: Tensor, noise: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:  # [trials, 4], [trials]
-        self.native: object = None
-        self.triton: object = None
+        self.decoder: object = None
         self.ragged = False
         self.dtype = torch.float32
         self.layers = torch.nn.ModuleList()
@@ -78,7 +77,7 @@ class Scripted:
         self.moves = False
 
     def trial(self, _target: Any, _cache: Any, first: int) -> Tensor:
-        way = "native" if self.native is not None else "moved" if self.moves else "own"
+        way = "native" if self.decoder is not None else "moved" if self.moves else "own"
         self.run[way] += 1
         apart = {"native": self.gaps[first], "moved": self.noise[first].expand(4), "own": torch.zeros(4)}[way]
         return torch.stack([apart, torch.ones(4)], 1)  # [4, V]; the greatest logit is 1
@@ -94,12 +93,12 @@ def test_verdicts_are_those_of_all_trials(count: int, monkeypatch: pytest.Monkey
         gaps = 5e-3 * torch.rand(2, count, 4, generator=draw) ** torch.rand(1, generator=draw).mul(2)
         target = Scripted(gaps[0], noise, monkeypatch)
         trial: Any = trials.PassTrial(target)  # type: ignore[arg-type]
-        target.native = "another way"
+        target.decoder = "another way"
         for each in gaps:
             target.gaps = each
             whole = bool(((each <= 1e-3 + 4 * noise.max()).float().mean(0) >= 0.5).all())
             assert trial.passed() == whole
-            assert target.native == "another way"
+            assert target.decoder == "another way"
             seen[whole] += 1
         assert target.run["own"] <= count
         assert target.run["moved"] <= count
@@ -115,7 +114,7 @@ def test_passes_that_agree_are_tried_half_as_often(monkeypatch: pytest.MonkeyPat
     ):
         target = Scripted(torch.full((8, 4), gap), torch.full((8,), noise), monkeypatch)
         trial: Any = trials.PassTrial(target)  # type: ignore[arg-type]
-        target.native = "another way"
+        target.decoder = "another way"
         assert trial.passed() == (len(run) < 3 or noise > 0)
         assert target.run == run
 
@@ -126,7 +125,7 @@ def test_own_passes_run_without_what_is_tried(monkeypatch: pytest.MonkeyPatch) -
     whole = trials._trial
 
     def noted(target: Target, cache: Any, first: int) -> Tensor:
-        seen[target.native is not None, target.ragged, target.model.config._attn_implementation] += 1
+        seen[target.decoder is not None, target.ragged, target.model.config._attn_implementation] += 1
         return whole(target, cache, first)
 
     monkeypatch.setattr(trials, "_trial", noted)

@@ -29,6 +29,7 @@ from eyas.targets.architecture import auto_class, logits_agree, model_class, ref
 from eyas.targets.gguf_check import check_model
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
+from eyas.targets.kernel_decoder import KernelDecoder
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
@@ -137,19 +138,20 @@ def load_target(
         with cached_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
             loaded = read_model(name, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
-            native = None
+            decoder: KernelDecoder | None = None
             if packing and kernels is None:
-                native = _prepack(loaded, torch_device, chosen, attention, quantize)
+                decoder = _prepack(loaded, torch_device, chosen, attention, quantize)
             elif quantize is not None:
                 _quantize_for_triton(loaded, quantize)
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled model would be compiled again for every ragged layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
-        triton = None if kernels is None else _triton_decoder(loaded)
+        if kernels is not None:
+            decoder = _triton_decoder(loaded)
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
-        made = make(loaded, ragged=not compiled, native=native, triton=triton, record=record)
-        if triton is not None and made.triton is None:
+        made = make(loaded, ragged=not compiled, decoder=decoder, record=record)
+        if kernels is not None and made.decoder is None:
             raise UnsupportedModelError(
                 f"kernels in Triton don't compute what the modules of {type(loaded).__name__} do, as the last warning "
                 "says: leave out `kernels=`"
@@ -191,13 +193,11 @@ def _triton_decoder(model: Any) -> TritonDecoder:
     return triton_decoder(model)
 
 
-def _text_target(
-    model: Any, ragged: bool, native: NativeDecoder | None, triton: TritonDecoder | None, record: Record | None
-) -> Target:
+def _text_target(model: Any, ragged: bool, decoder: KernelDecoder | None, record: Record | None) -> Target:
     """Make a target of a multimodal model. UnsupportedModelError if `generate` gives it other logits for text."""
     name = type(model).__name__
     try:
-        target = Target(model, ragged=ragged, native=native, triton=triton, record=record)
+        target = Target(model, ragged=ragged, decoder=decoder, record=record)
         firsts = first_tokens(target)
         agrees = (logits_agree(*_text_logits(target, first), target.dtype) for first in firsts)
         same = half_agree(agrees, len(firsts))

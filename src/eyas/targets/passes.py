@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,11 @@ from eyas.targets.architecture import (
 from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
 from eyas.targets.backend import Backend, GraphsBackend, ModulesBackend, NativeBackend
 from eyas.targets.graphs import PassGraphs, Record, filled_up
-from eyas.targets.native.decoder import NativeDecoder, Staged
+from eyas.targets.kernel_decoder import KernelDecoder, PassColumns, RecordedTree
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.products import multiplies_by_vectors
-from eyas.targets.native.states import NativeStates
 from eyas.targets.recurrent import ShapeProbe, run_by_levels
 from eyas.targets.shapes import recurring
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
@@ -72,23 +72,6 @@ class VerifyOutput(NamedTuple):
             begins = at == list(range(len(at)))  # a chain's first nodes
             found = found[: len(at)] if begins else found.index_select(0, torch.tensor(at))
         return found.view(len(paths), most, *found.shape[1:])
-
-
-class KernelPasses(Protocol):
-    """Passes made of our own kernels on a device."""
-
-    def run(
-        self, cache: SlotCache, rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor | None,
-        depth: Tensor, taps: Sequence[int], layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Stage `tokens` [R, Q] behind the `lengths` [R] committed columns of `rows`, up to column `end` at most.
-
-        `ancestors` [R or 1, Q, Q] (None = each token follows the one before it) and `depth` [R or 1, Q] are a tree's.
-        Returns final states [T, Ht], and taps [T, A, Ht]. With a `layout`, only the real tokens are run.
-        """
-
-    def logits(self, final: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> NodeLogits:
-        """The logits of final states [T, Ht] by node `index` [R, 1 + N], with `finish` applied to the head's output."""
 
 
 def unchanged(out: Any) -> Any:
@@ -207,10 +190,8 @@ class Passes(EmbeddingAndHead):
     model: Any
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
-    native: NativeDecoder | None = None
+    decoder: KernelDecoder | None = None
     """Runs the passes instead of the modules. Turned off if it doesn't compute the same."""
-    triton: KernelPasses | None = None
-    """As `native`, on a GPU: a `TritonDecoder`."""
     record: Record | None = None
     """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
@@ -251,8 +232,8 @@ class Passes(EmbeddingAndHead):
     def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
         """Allocate an empty cache of `slots` x `columns` for passes of this model; it grows as rows do."""
         states: SlotStates | None = None
-        if self.states and self.native is not None:
-            states = NativeStates.of(self.native, slots)
+        if self.states and self.decoder is not None:
+            states = self.decoder.allocate_states(slots)
         elif self.states:
             states = RecurrentStates(self.states, slots, self.device)
         cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states, self.kv_in_codes)
@@ -267,6 +248,11 @@ class Passes(EmbeddingAndHead):
             for layer, (kind, shape) in enumerate(zip(kinds, self.kv_shapes, strict=False))  # the last may share keys
             if shape is not None
         }
+
+    @property
+    def native(self) -> NativeDecoder | None:
+        """The decoder, if it is one for CPUs."""
+        return self.decoder if isinstance(self.decoder, NativeDecoder) else None
 
     @property
     def backend(self) -> Backend:
@@ -323,8 +309,12 @@ class Passes(EmbeddingAndHead):
         final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
         states = final[torch.arange(len(counts), device=self.device), last]
-        out = states if self.triton is not None else self.head(states)
-        return self._logits(out, cells(len(counts), 1, self.device)), PrefillChunk(window[:, 1:], caught, counts, final)
+        index = cells(len(counts), 1, self.device)
+        if self.decoder is None:
+            logits = NodeLogits(self.head(states), index)
+        else:
+            logits = self.decoder.logits_of_states(states, index, self._change_of_logits)
+        return logits, PrefillChunk(window[:, 1:], caught, counts, final)
 
     def read(
         self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
@@ -361,9 +351,14 @@ class Passes(EmbeddingAndHead):
 
     def _logits(self, out: Tensor, index: Tensor) -> NodeLogits:
         """The logits of a verification by node `index` [R, 1 + N], from what its pass returns for each token."""
-        if self.triton is None:
+        if self.decoder is None:
             return NodeLogits(out, index)
-        return self.triton.logits(out, index, None if self.finish is unchanged else self.finish)
+        return self.decoder.logits(out, index, self._change_of_logits)
+
+    @property
+    def _change_of_logits(self) -> Callable[[Any], Any] | None:
+        """`finish`, if it changes anything."""
+        return None if self.finish is unchanged else self.finish
 
     def _forward(
         self,
@@ -374,34 +369,14 @@ class Passes(EmbeddingAndHead):
         taps: Sequence[int],
         layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:
-        """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
+        """Stage `tokens` [R, Q]: a tree's columns, or a sequence. With a `layout`, only the real tokens are run.
 
-        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]; with passes in Triton,
-        final states for both. With a `layout`, only the real tokens are run.
+        Returns final states of a sequence, what `_logits` takes of a tree, [T, ...], and taps [T, A, Ht].
         """
-        if self.native is not None:
-            return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
-        out, caught = self.run_staged(cache, rows, tokens, tree, taps, layout)
-        return out.flatten(0, 1), caught.flatten(0, 1)
-
-    def run_staged(
-        self,
-        cache: SlotCache,
-        rows: range,
-        tokens: Tensor,
-        tree: DraftTree | None,
-        taps: Sequence[int],
-        layout: RaggedLayout | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`_forward` without native passes: [R, Q, ...], with a `layout` [1, T, ...]."""
-        steps = torch.arange(tokens.shape[1], device=self.device)
-        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
-        ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
-        cache.reserve(cache.start(rows) + tokens.shape[1])
-        staging = cache.staging(rows, tokens.shape[1])
+        end = cache.start(rows) + tokens.shape[1]
+        cache.reserve(end)
         lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
-        seen = StagedCache(cache, staging, layout)
-        return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
+        return self._run(cache, PassColumns(rows, end, lengths, tokens, tree, layout), taps)
 
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
@@ -422,72 +397,49 @@ class Passes(EmbeddingAndHead):
         def compute(
             rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor
         ) -> tuple[Tensor, Tensor]:
-            seen = StagedCache(cache, cache.staging(rows, width, 0, lengths, end))
-            return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, True)
+            staged = PassColumns(rows, end, lengths, tokens, RecordedTree(ancestors, depth))
+            out, caught = self._run(cache, staged, taps)
+            return torch.unflatten(out, 0, tokens.shape), torch.unflatten(caught, 0, tokens.shape)
 
         done = graphs.run(tuple(taps), cache, rows, width, inputs, compute)
         return None if done is None else (done[0][:, :columns], done[1][:, :columns])
 
-    def _run_modules(
-        self,
-        cache: StagedCache,
-        lengths: Tensor,
-        tokens: Tensor,
-        ancestors: Tensor,
-        depth: Tensor,
-        taps: Sequence[int],
-        heads: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the modules over staged tokens, behind `lengths` [R] committed ones; compute logits only with `heads`."""
-        end, layout = cache.staging.end, cache.layout
-        if self.triton is not None:
-            tree = ancestors if heads else None
-            final, states = self.triton.run(
-                cache.slots, cache.staging.rows, end, lengths, tokens, tree, depth, taps, layout
-            )
-            shape = tokens.shape if layout is None else (1, len(final))
-            return final.view(*shape, -1), states.view(*shape, *states.shape[1:])
+    def _run(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """`_forward` of columns that the cache has room for."""
+        if self.decoder is not None:
+            return self.decoder.run_columns(cache, columns, taps)
+        return self._run_modules(cache, columns, taps)
+
+    def _run_modules(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """`_run` by the model's own modules, which give a tree's logits."""
+        rows, end, lengths, tokens, tree, layout = columns
+        width = tokens.shape[1]
+        if tree is None:
+            steps = torch.arange(width, device=self.device)
+            ancestors = (steps.unsqueeze(1) >= steps).unsqueeze(0)  # [1, Q, Q]
+            depth = steps.unsqueeze(0)  # [1, Q]
+        else:
+            ancestors = tree.ancestors
+            depth = tree.depth
+        recorded = isinstance(tree, RecordedTree)
+        staging = cache.staging(rows, width, 0, lengths, end) if recorded else cache.staging(rows, width)
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and end > self.max_length:
             # nodes beyond the context are never emitted, but learned positions have no entries for them
             positions = positions.clamp(max=self.max_length - 1)
-        mask = self.masks(lengths, end - ancestors.shape[2], ancestors, positions)
+        mask = self.masks(lengths, end - width, ancestors, positions)
         if layout is not None:
-            tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
-        runner = self.model if heads else self.model.base_model
+            tokens = layout.gather(tokens)
+            positions = layout.gather(positions.expand(columns.tokens.shape))
+        runner = self.model.base_model if tree is None else self.model
         with use_layout(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
             out = runner(
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                **model_cache_kwargs(runner, cache),
+                **model_cache_kwargs(runner, StagedCache(cache, staging, layout)),
             )[0]
-        return out, stacked(caught, tokens, self.hidden_size, self.dtype)
-
-    def _run_native(
-        self,
-        native: NativeDecoder,
-        cache: SlotCache,
-        rows: range,
-        tokens: Tensor,
-        tree: DraftTree | None,
-        taps: Sequence[int],
-        layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:
-        """`_forward` in the native decoder."""
-        columns = tokens.shape[1]
-        cache.reserve(cache.start(rows) + columns)
-        cell_index = None
-        if layout is not None:
-            tokens = layout.gather(tokens)
-            cell_index = layout.cell_index
-        lengths = cache.lengths[rows.start : rows.stop]
-        # with only two columns, each follows the one before it
-        parents = None if tree is None or tree.size < 2 else tree.parents
-        staged = Staged(rows, columns, cell_index, lengths, parents, rooted=True)
-        done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
-        out: Any = done.final if tree is None else self.finish(done.logits)
-        return out, done.taps
+        return out.flatten(0, 1), stacked(caught, tokens, self.hidden_size, self.dtype).flatten(0, 1)
 
     def masks(
         self,

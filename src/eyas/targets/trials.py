@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from typing import Any, cast
 
@@ -29,11 +28,12 @@ from eyas.runtime import LOADING, inference
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
+from eyas.targets.kernel_decoder import KernelDecoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import NativeTrials, TriedDecoder, inputs_as_floats, refusal
 from eyas.targets.native.verdicts import Verdict, read_verdict, verdict_file, write_verdict
-from eyas.targets.passes import KernelPasses, Passes
+from eyas.targets.passes import Passes
 from eyas.targets.recurrent import TRIED_BATCHES, ByLevels, ModuleSteps
 from eyas.targets.roundings import perturbed_by_rounding
 from eyas.targets.slots import SlotCache
@@ -59,7 +59,7 @@ _COMMITTED_COLUMNS = ((0, 1, 3, 5), (0, 2))
 
 
 def choose_passes(target: Passes) -> None:
-    """Set `native`, `ragged` and `record` of a target, keeping only ways that give the model's own logits.
+    """Set `decoder`, `ragged` and `record` of a target, keeping only ways that give the model's own logits.
 
     A verdict that was reached earlier for the same model on this machine is reused (`native/verdicts.py`).
     """
@@ -74,7 +74,8 @@ def choose_passes(target: Passes) -> None:
             layer.rope = rope
         target.ragged = verdict.ragged and (verdict.refusal is None or intercept(target.model))
         if verdict.refusal is not None:
-            _refuse(target, verdict.refusal)
+            target.decoder = None
+            _warn_of_refusal(target, native, verdict.refusal)
         return
     LOADING.info("comparing native passes with the model's own modules")
     refused = _try_passes(target)
@@ -84,8 +85,7 @@ def choose_passes(target: Passes) -> None:
 def _try_passes(target: Passes) -> str | None:
     """`choose_passes` by trials; returns why an existing native decoder isn't used, or None."""
     with inputs_as_floats(target.model, target.native):
-        native = target.native
-        triton = target.triton
+        decoder = target.decoder
         ragged = target.ragged
         own = target.model.config._attn_implementation
         record = target.record
@@ -93,23 +93,14 @@ def _try_passes(target: Passes) -> str | None:
         target.record = None
         trial = PassTrial(target)
         why = None
-        if triton is not None:
-            use = partial(_set_passes, target, triton=triton, ragged=ragged)
-            why = _try_decoder(target, cast(TriedDecoder, triton), use, trial)
-            if why is not None:
-                _LOG.warning("%s runs its modules, not passes in Triton: %s", type(target.model).__name__, why)
-        if native is not None:
-            use = partial(_set_passes, target, native=native, ragged=ragged)
-            why = _try_decoder(target, NativeTrials(native), use, trial)
-            if why is None:
-                return None
-            _refuse(target, why)
-        if ragged and target.triton is None and intercept(target.model):
+        if decoder is not None:
+            why = _try_decoder(target, decoder, ragged, trial)
+        if target.decoder is None and ragged and intercept(target.model):
             target.ragged = True
             if not trial.passed():
                 target.ragged = False
                 set_attention(target.model, own)
-        if record is not None:
+        if record is not None and target.native is None:
             graphs = PassGraphs(record, uses=1)
             if trial.passed(graphs) and graphs.failure is None:
                 target.record = record
@@ -120,24 +111,23 @@ def _try_passes(target: Passes) -> str | None:
         return why
 
 
-def _set_passes(
-    target: Passes, native: NativeDecoder | None = None, triton: KernelPasses | None = None, ragged: bool = False
-) -> None:
-    """Run a target's passes natively, in Triton, or else by its modules."""
-    target.native = native
-    target.triton = triton
+def _set_passes(target: Passes, decoder: KernelDecoder | None = None, ragged: bool = False) -> None:
+    """Run a target's passes by a decoder, or else by its modules."""
+    target.decoder = decoder
     target.ragged = ragged
 
 
-def _try_decoder(target: Passes, tried: TriedDecoder, use: Callable[[], None], trial: PassTrial) -> str | None:
-    """`use` passes of our own if they are right; otherwise padded passes of the modules, and return why."""
+def _try_decoder(target: Passes, decoder: KernelDecoder, ragged: bool, trial: PassTrial) -> str | None:
+    """Run passes by a decoder if they are right; otherwise padded passes of the modules, and return why."""
+    tried = NativeTrials(decoder) if isinstance(decoder, NativeDecoder) else cast(TriedDecoder, decoder)
     why = _refusal_of_layers(target, tried)
     if why is None:
-        use()
+        _set_passes(target, decoder, ragged)
         if trial.passed():
             return None
         why = "passes give different logits, although each layer agrees"
     _set_passes(target)
+    _warn_of_refusal(target, decoder, why)
     return why
 
 
@@ -149,9 +139,8 @@ def _refusal_of_layers(target: Passes, tried: TriedDecoder) -> str | None:
         return f"a layer can't be tried alone: {type(error).__name__}: {error}"
 
 
-def _refuse(target: Passes, why: str) -> None:
-    target.native = None
-    _LOG.warning("%s runs its modules, not native passes: %s", type(target.model).__name__, why)
+def _warn_of_refusal(target: Passes, decoder: KernelDecoder, why: str) -> None:
+    _LOG.warning("%s runs its modules, not %s passes: %s", type(target.model).__name__, decoder.name, why)
 
 
 class PassTrial:
@@ -209,15 +198,14 @@ class PassTrial:
     def _own(self, first: int) -> Tensor:
         """Logits [4, V] of a trial of the passes to compare with; then the target runs as before."""
         target, attention = self._target, self._target.model.config._attn_implementation
-        native = target.native
-        triton = target.triton
+        decoder = target.decoder
         ragged = target.ragged
         _set_passes(target)
         _attend(target, self._attention)
         try:
             return _trial(target, self._cache, first)
         finally:
-            _set_passes(target, native, triton, ragged)
+            _set_passes(target, decoder, ragged)
             _attend(target, attention)
 
 

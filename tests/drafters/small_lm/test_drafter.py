@@ -93,7 +93,7 @@ def native_model() -> Target:
     """A model whose passes are native, with the weights of `Target(tiny.build_model("qwen3", **SIZES))`."""
     model = tiny.build_model("qwen3", **SIZES)
     prepack_linears(model, NativeLinear, torch.float32)
-    made = Target(model, native=transformers_decoder(model))
+    made = Target(model, decoder=transformers_decoder(model))
     assert made.native is not None
     return made
 

@@ -113,7 +113,7 @@ def test_beside_the_kernels_a_trace_keeps_torch_to_one_thread(
     tiny.build_model("llama", head_dim=16).save_pretrained(tmp_path)
     target = load_target(tmp_path, dtype=torch.float32, device="cpu")
     assert target.native is not None
-    target.native = target.native if native else None
+    target.decoder = target.decoder if native else None
     part = "read" if native else "masks"
     seen = []
     run = getattr(target, part)

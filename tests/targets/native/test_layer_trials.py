@@ -61,7 +61,7 @@ def tried(model: Any, broken: Callable[[NativeDecoder], None] | None = None) -> 
     assert native is not None
     if broken is not None:
         broken(native)
-    return Target(model, ragged=broken is None, native=native)
+    return Target(model, ragged=broken is None, decoder=native)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

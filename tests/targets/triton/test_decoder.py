@@ -39,7 +39,7 @@ def _model(name: str, **changes: Any) -> Any:
 @cache
 def _target(layers: int = 1) -> Target:
     model = _model("llama", num_hidden_layers=layers)
-    return Target(model, triton=triton_decoder(model))
+    return Target(model, decoder=triton_decoder(model))
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def _target(layers: int = 1) -> Target:
 def test_families_pass_the_trial(name: str) -> None:
     model = _model(name)
     found = triton_decoder(model)
-    assert Target(model, triton=found).triton is found
+    assert Target(model, decoder=found).decoder is found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_half_precision_passes_the_trial(name: str) -> None:
     model = _model(name).half()
-    assert Target(model, triton=triton_decoder(model)).triton is not None
+    assert Target(model, decoder=triton_decoder(model)).decoder is not None
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek3", "gpt2"])
@@ -72,7 +72,7 @@ def test_loading_with_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("llama", "mixtral"):
         _model(name, num_hidden_layers=1).save_pretrained(tmp_path / name)
     target = load_target(tmp_path / "llama", device="cpu", kernels="triton")
-    assert isinstance(target.triton, TritonDecoder)
+    assert isinstance(target.decoder, TritonDecoder)
     assert target.native is None
     with pytest.raises(UnsupportedModelError, match="MixtralForCausalLM has no passes in Triton"):
         load_target(tmp_path / "mixtral", device="cpu", kernels="triton")
@@ -97,7 +97,7 @@ def test_quantized_weights(
     model = _model(name, num_hidden_layers=1, hidden_size=64, head_dim=32, intermediate_size=128).to(dtype)
     model.save_pretrained(tmp_path)
     target = load_target(tmp_path, device="cpu", dtype=dtype, kernels="triton", quantize=quantize)
-    assert target.triton is not None
+    assert target.decoder is not None
     assert target.precision["weights"] == ", ".join(sorted({"int8", quantize}))
     plain = _answers(None, 1, 0.0, target)
     sequences = [[*prompt, *answer] for prompt, answer in zip(_prompts(), plain, strict=True)]
@@ -120,8 +120,8 @@ def test_a_wrong_layer_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     model = _model("llama", num_hidden_layers=1)
     found = triton_decoder(model)
     model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
-    target = Target(model, triton=found)
-    assert target.triton is None
+    target = Target(model, decoder=found)
+    assert target.decoder is None
     assert "layer 0 is" in caplog.text
 
 
@@ -181,8 +181,8 @@ def test_recorded_rounds_have_the_same_bits(temperature: float) -> None:
         return Recording(replay, made.outputs)
 
     model = _model("llama", num_hidden_layers=1)
-    target = Target(model, triton=triton_decoder(model), record=record)
-    assert target.triton is not None
+    target = Target(model, decoder=triton_decoder(model), record=record)
+    assert target.decoder is not None
     assert target.record is not None
     plain = _answers(None, 1, temperature, tokens=9)
     sequences = [[*prompt, *answer] for prompt, answer in zip(_prompts(), plain, strict=True)]
@@ -197,7 +197,7 @@ def test_recorded_rounds_have_the_same_bits(temperature: float) -> None:
 def test_a_draft_network_and_batches_change_nothing(temperature: float) -> None:
     assert _answers(None, 4, temperature) == _plain(temperature)
     model = tiny.build_model("llama", num_attention_heads=2, num_key_value_heads=1)
-    target = Target(model, triton=triton_decoder(model))
+    target = Target(model, decoder=triton_decoder(model))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=5)
     requests = [Request(tuple(prompt), params) for prompt in _prompts()]
     speculation = Speculation(tiny.eagle3_drafter(), parse_tree("dynamic:3,2,5"))

@@ -89,7 +89,7 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
         "parameters": parameter_count(target.model),
         **target.precision,
         "device": str(target.device),
-        "passes": "triton" if target.triton else "native" if target.backend.name == "native" else "transformers",
+        "passes": "transformers" if target.decoder is None else target.decoder.name,
         "kernels": describe_products(target.model),
         "drafter": "none: plain decoding" if engine.speculation is None else drafter,
         "max_running": engine.limits.max_running,

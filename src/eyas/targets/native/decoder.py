@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import inference
+from eyas.targets.kernel_decoder import PassColumns, RecordedTree
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.latent import LatentHeads, latent_parts
@@ -47,6 +48,7 @@ from eyas.targets.native.recurrent import RecurrentParts
 from eyas.targets.native.states import GivenStates, NativeStates
 from eyas.targets.slots import SlotCache
 from eyas.targets.threads import threads_for
+from eyas.tree import NodeLogits
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
@@ -273,6 +275,7 @@ class Table(NamedTuple):
 class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
+    name = "native"
     recurrent = 0
     """Number of recurrent layers."""
     row_size: int
@@ -367,6 +370,7 @@ class NativeDecoder:
             *heads.latent[:-1],
         )
         self.fuses = form.fuse is not None
+        self._head = head
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
         self.row_size = self._kernels.row_size(byref(self._struct))
@@ -425,6 +429,10 @@ class NativeDecoder:
         self.recurrent += 1
         self.state_size += parts.state_size
         return made
+
+    def allocate_states(self, slots: int) -> NativeStates | None:
+        """See `KernelDecoder`."""
+        return NativeStates.of(self, slots)
 
     def fold(self, fold: Fold) -> None:
         """Repeat the steps of accepted guesses on the staged states."""
@@ -491,6 +499,31 @@ class NativeDecoder:
             made = zip(*(rope(wanted) for rope in self._ropes), strict=True)
             cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
             self._tables = (cosines, sines)
+
+    def run_columns(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `KernelDecoder`; for a tree, the head's output [T, V]."""
+        rows, _, _, tokens, tree, layout = columns
+        assert not isinstance(tree, RecordedTree)  # a CPU records nothing
+        cell_index = None
+        if layout is not None:
+            tokens = layout.gather(tokens)
+            cell_index = layout.cell_index
+        # with only two columns, each follows the one before it
+        parents = None if tree is None or tree.size < 2 else tree.parents
+        lengths = cache.lengths[rows.start : rows.stop]
+        staged = Staged(rows, columns.tokens.shape[1], cell_index, lengths, parents, rooted=True)
+        done = self.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
+        out: Any = done.final if tree is None else done.logits
+        return out, done.taps
+
+    def logits(self, out: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> NodeLogits:
+        """See `KernelDecoder`."""
+        return NodeLogits(out if finish is None else finish(out), index)
+
+    def logits_of_states(self, final: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> NodeLogits:
+        """See `KernelDecoder`."""
+        assert self._head is not None  # a target has one
+        return self.logits(self._head(final), index, finish)
 
     @inference
     def run(

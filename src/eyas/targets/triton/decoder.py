@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from triton.errors import TritonError
 
 from eyas.errors import UnsupportedModelError
-from eyas.targets.attention import RaggedLayout
+from eyas.targets.kernel_decoder import PassColumns
 from eyas.targets.native.architectures import NOT_LIKE_LLAMA, described_decoder
 from eyas.targets.native.decoder import DecoderDescription, LayerParts
 from eyas.targets.native.forms import NormForm
@@ -82,6 +82,8 @@ def triton_decoder(model: Any) -> TritonDecoder:
 class TritonDecoder:
     """The layers, final norm and head of a decoder."""
 
+    name = "triton"
+
     def __init__(self, description: DecoderDescription) -> None:
         """Raises UnsupportedModelError for parts that the kernels don't compute; no weight has been moved then."""
         layers, norm, head, heads, self._rope_tables, embedding, self._dtype, form = description
@@ -139,43 +141,43 @@ class TritonDecoder:
             layer.factors.attention, layer.factors.mlp,
         )  # fmt: skip
 
-    def run(
-        self, cache: SlotCache, rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor | None,
-        depth: Tensor, taps: Sequence[int], layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """See `KernelPasses`."""
-        with on_device_of(tokens):
-            return self._run(cache, rows, end, lengths, tokens, ancestors, depth, taps, layout)
+    def run_columns(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `KernelDecoder`; of a tree, too, final states."""
+        with on_device_of(columns.tokens):
+            self._grow(cache.capacity)
+            tokens, layout = columns.tokens, columns.layout
+            at = self._tokens(columns)
+            ids = tokens.flatten() if layout is None else layout.gather(tokens)[0]
+            x = self._embedded(ids, at)
+            kept = {}
+            for number, layer in enumerate(self._layers):
+                kept[number] = x
+                x = self._run_layer(layer, x, at, *cache.of_layer(number), self._tables)
+            kept[len(self._layers)] = x
+            final = x if self._norm is None else normalize(x, self._norm)
+            kept[len(self._layers) + 1] = final
+            states = [kept[tap] for tap in taps]
+            return final, torch.stack(states, dim=1) if states else x.new_empty(len(x), 0, x.shape[1])
 
-    def _run(
-        self, cache: SlotCache, rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor | None,
-        depth: Tensor, taps: Sequence[int], layout: RaggedLayout | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        self._grow(cache.capacity)
-        at = self._tokens(rows, end, lengths, tokens, ancestors, depth, layout)
-        ids = tokens.flatten() if layout is None else layout.gather(tokens)[0]
-        x = self._embedded(ids, at)
-        kept = {}
-        for number, layer in enumerate(self._layers):
-            kept[number] = x
-            x = self._run_layer(layer, x, at, *cache.of_layer(number), self._tables)
-        kept[len(self._layers)] = x
-        final = x if self._norm is None else normalize(x, self._norm)
-        kept[len(self._layers) + 1] = final
-        states = [kept[tap] for tap in taps]
-        return final, torch.stack(states, dim=1) if states else x.new_empty(len(x), 0, x.shape[1])
+    def logits(self, out: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> HeadLogits:
+        """See `KernelDecoder`."""
+        return self.logits_of_states(out, index, finish)
 
-    def logits(self, final: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> HeadLogits:
-        """The logits of final states [T, H] by node `index` [B, 1 + N]; for `finish`, see `HeadLogits`."""
+    def logits_of_states(self, final: Tensor, index: Tensor, finish: Callable[[Any], Any] | None) -> HeadLogits:
+        """See `KernelDecoder`."""
         return HeadLogits(final, index, self._head, finish)
 
-    def _tokens(
-        self, rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor | None, depth: Tensor,
-        layout: RaggedLayout | None,
-    ) -> Tokens:  # fmt: skip
-        count, columns = tokens.shape
+    def allocate_states(self, slots: int) -> None:  # noqa: ARG002
+        """See `KernelDecoder`: no layer is recurrent."""
+        return
+
+    def _tokens(self, columns: PassColumns) -> Tokens:
+        """Where the tokens of a pass are, and what they see."""
+        rows, end, lengths, tokens, tree, layout = columns
+        count, width = tokens.shape
+        depth = torch.arange(width, device=self._device).unsqueeze(0) if tree is None else tree.depth
         positions = lengths.unsqueeze(1) + depth
-        own = cells(count, columns, self._device)
+        own = cells(count, width, self._device)
         if layout is None:
             of_tokens, token_of = own.flatten(), own
         else:
@@ -183,8 +185,8 @@ class TritonDecoder:
             token_of = torch.full_like(own.flatten(), -1)
             token_of = token_of.scatter(0, of_tokens, torch.arange(len(of_tokens), device=self._device)).view(own.shape)
         paths = None
-        if ancestors is not None and columns > 1:
-            paths = paths_of(ancestors.expand(count, -1, -1), depth.expand(count, -1))
+        if tree is not None and width > 1:
+            paths = paths_of(tree.ancestors.expand(count, -1, -1), depth.expand(count, -1))
         rotations = positions if self._limit is None else positions.clamp(max=self._limit - 1)
         narrow = (part.to(torch.int32) for part in (of_tokens, token_of, lengths, positions, rotations))
         of_tokens, token_of, lengths, positions, rotations = narrow
@@ -282,8 +284,7 @@ class TritonDecoder:
         steps = torch.arange(count, device=states.device)
         lone = copy.copy(self)
         lone._limit = None
-        none = steps.new_zeros(1)
-        at = lone._tokens(range(1), count, none, steps.unsqueeze(0), None, steps.unsqueeze(0), None)
+        at = lone._tokens(PassColumns(range(1), count, steps.new_zeros(1), steps.unsqueeze(0), None))
         layer = self._layers[index]
         layer = replace(layer, rope=None if rope < 0 else rope, window=layer.window and shortened(layer.window, cut))
         with on_device_of(states):
@@ -295,9 +296,8 @@ class TritonDecoder:
         """See `TriedDecoder`."""
         count = tokens.shape[1]
         cache = SlotCache(shapes, 1, self._dtype, tokens.device, count)
-        steps = torch.arange(count, device=tokens.device).unsqueeze(0)
-        boundaries = range(len(self._layers) + 1)
-        final, taps = self.run(cache, range(1), count, steps.new_zeros(1), tokens, None, steps, boundaries, None)
+        columns = PassColumns(range(1), count, tokens.new_zeros(1), tokens, None)
+        final, taps = self.run_columns(cache, columns, range(len(self._layers) + 1))
         return taps.unbind(1), self.logits(final, cells(1, count, tokens.device), None).rows
 
 
