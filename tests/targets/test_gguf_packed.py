@@ -15,6 +15,7 @@ import torch
 import eyas
 from eyas.assets import named_target
 from eyas.bench.offline.certificate import own_modules
+from eyas.drafters.loading import drafter_layout
 from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller.calibration import describe
@@ -27,7 +28,7 @@ from eyas.targets.loading import read_config, read_model
 from eyas.targets.native import packed_linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.packed import GGML, WeightBlocks, fit_float16, panels_of_rows, product
-from eyas.targets.native.packed_linears import PackedEmbedding, PackedLinear
+from eyas.targets.native.packed_linears import Int4Linear, PackedEmbedding, PackedLinear
 from eyas.targets.parameters import weight_formats
 from eyas.tree import parse_tree
 
@@ -51,6 +52,16 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return written
+
+
+def test_passes_are_native_where_another_layout_of_bfloat16_is_faster(
+    file_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.targets.loading.best_layout", lambda *_: PrepackedLinear)  # as on CPUs with AMX
+    target = load_target(file_of("Q4_0"), dtype="auto", device="cpu")
+    assert target.native is not None
+    monkeypatch.setattr("eyas.drafters.loading.best_layout", lambda *_: PrepackedLinear)
+    assert drafter_layout(target) is Int4Linear
 
 
 @pytest.mark.every(3)

@@ -223,7 +223,8 @@ def drafter_layout(target: Target, quantize: str | None = None) -> type[Prepacke
     Raises UsageError.
     """
     check_quantize(quantize)
-    layout = best_layout(target.device, target.dtype)
+    # beside native passes a drafter has native passes, too, even where oneDNN reads prompts faster in bfloat16
+    layout = NativeLinear if target.native is not None else best_layout(target.device, target.dtype)
     if quantize in _LAYOUTS and (target.device.type != "cpu" or kernels() is None):
         raise UsageError(f"a drafter runs in {quantize} on a CPU with eyas's own kernels only: leave quantize out")
     if quantize is None and layout is NativeLinear:

@@ -40,6 +40,7 @@ from eyas.targets.native.linears import NativeLinear, as_linear
 from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 from eyas.targets.native.panel_files import cached_panels
+from eyas.targets.parameters import weight_formats
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.quantization import (
     dequantize_at_load,
@@ -246,7 +247,8 @@ def _prepack(
     model: Any, device: torch.device, dtype: torch.dtype, attention: str | None, quantize: str | None
 ) -> NativeDecoder | None:
     """Pack the weights of a model's linears for this machine; return its native passes, or None."""
-    layout = best_layout(device, dtype)
+    # only eyas's kernels multiply packed weights, so it doesn't matter to them which layout of bfloat16 is the fastest
+    layout = best_layout(device, dtype) if weight_formats(model) is None else NativeLinear
     if quantize:
         head = model.get_output_embeddings()
         inner = _QUANTIZED[quantize]

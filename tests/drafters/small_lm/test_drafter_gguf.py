@@ -11,6 +11,9 @@ import eyas
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.errors import UsageError
+from eyas.targets import load_target
+from eyas.targets.native.library import kernels
+from eyas.targets.parameters import weight_formats
 
 from ... import gguf_models, tiny
 
@@ -42,6 +45,17 @@ def test_it_drafts_and_changes_no_token(gguf_file: Path, small: Path, dtype: str
         for _ in range(2):  # the second time with prefixes from the cache
             assert answers(engine) == plain
         engine.check_invariants()
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
+def test_its_weights_stay_packed_whatever_the_target_is_computed_in(gguf_file: Path, small: Path, dtype: str) -> None:
+    engine = eyas.load(gguf_file, small, dtype=dtype)
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    assert isinstance(drafter, SmallLmDrafter)
+    assert drafter.model.native is not None
+    assert weight_formats(drafter.model.model) == weight_formats(load_target(small, dtype="auto").model) is not None
 
 
 def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -394,14 +394,14 @@ def holds_language_model(path: Path) -> bool:
 def load_small_lm(
     source: str | Path, target: Target, tokenizer: Any = None, quantize: str | None = None
 ) -> SmallLmDrafter:
-    """Load a language model that drafts for `target`, in the target's dtype and on its device.
+    """Load a language model that drafts for `target`, on its device, with `load_target`'s dtype `auto`.
 
-    `tokenizer` is the target's: with it the model may have another vocabulary. `quantize` as in `load_target`. Raises
-    ModelError, UnsupportedModelError for models that eyas can't draft with, DrafterMismatchError for vocabularies that
-    can't be mapped.
+    So the weights of a GGUF file stay packed, whatever dtype the target has. `tokenizer` is the target's: with it the
+    model may have another vocabulary. `quantize` as in `load_target`. Raises ModelError, UnsupportedModelError for
+    models that eyas can't draft with, DrafterMismatchError for vocabularies that can't be mapped.
     """
     eager = target.device.type == "cuda" and target.record is None
-    model = load_target(source, dtype=target.dtype, device=target.device, eager=eager, quantize=quantize)
+    model = load_target(source, dtype="auto", device=target.device, eager=eager, quantize=quantize)
     if not model.head_is_exact:
         raise UnsupportedModelError(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "
