@@ -27,6 +27,7 @@ from eyas.targets.linears import PrepackedLinear
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native import packed_linears
 from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed import GGML, WeightBlocks, fit_float16, panels_of_rows, product
 from eyas.targets.native.packed_linears import Int4Linear, PackedEmbedding, PackedLinear
 from eyas.targets.parameters import weight_formats
@@ -141,8 +142,9 @@ def test_speculation_gives_the_tokens_of_plain_decoding(kind: str, file_of: Call
 
 
 @pytest.mark.parametrize(("kind", "down"), [("Q4_0", "Q8_0"), ("Q8_0", "F16")])
-def test_experts_stay_packed(kind: str, down: str, tmp_path: Path) -> None:
+def test_experts_stay_packed(kind: str, down: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a part of them can't; gates and ups of a file are one stack."""
+    monkeypatch.setattr("eyas.targets.loading.best_layout", lambda *_: NativeLinear)
     path = tmp_path / "moe.gguf"
     gguf_models.write_moe(path, kind, down)
     target, plain = (load_target(path, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))

@@ -284,9 +284,9 @@ def test_the_fastest_layout_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(layouts, "_seconds", lambda tried, _: [seconds[layout] for layout in tried])
     monkeypatch.setattr(layouts, "measured_once", lambda _, measure: measure())
     for native, chosen in (
-        ([1.0, 1.0, 1.1, 1.4], NativeLinear),
-        ([1.0, 1.0, 1.2, 1.0], PrepackedLinear),
-        ([1.0, 1.0, 1.0, 1.6], PrepackedLinear),
+        ([1.4, 1.4, 1.5, 2.9], NativeLinear),
+        ([1.4, 1.4, 1.9, 1.0], PrepackedLinear),
+        ([1.0, 1.0, 1.0, 3.1], PrepackedLinear),
     ):
         seconds[NativeLinear] = native
         assert best_layout.__wrapped__(CPU, torch.float32) is chosen

@@ -145,6 +145,8 @@ class _Bench:
         for slot in range(slots):
             self._drafter.pairs.begin(slot, [0], NO_OWNER)
         self._read(range(slots), 1)
+        # drafters such as a small LM read what they observe when they draft
+        self._stores = self._drafter.pairs.unread(0) > 0
         empty = DraftTree.empty(slots, self._target.device)
         self._pass(slots, empty, columns)  # the system provides memory only when it is first used
 
@@ -213,7 +215,12 @@ class _Bench:
             draft_by_rows=_curve(firsts),
             level_by_positions=_curve(sensible(levels)),
             observe_by_pairs=_curve(sensible(points("pairs"))),
+            read_by_pairs=self._reading(points("read"), firsts),
         )
+
+    def _reading(self, found: dict[int, float], firsts: dict[int, float]) -> Curve | None:
+        """What reading stored pairs adds to a row's first level, which reads the last one anyway."""
+        return _curve(sensible({pairs: max(0.0, s - firsts[1]) for pairs, s in found.items()})) if found else None
 
     def _padding(self, found: dict[Size, float]) -> Curve:
         """The additional seconds of unequal rows, compared with equal ones, by padding."""
@@ -234,6 +241,8 @@ class _Bench:
             yield ("unequal", more), lambda tree=tree: self._pass(self._together, tree, _MIDDLE)  # type: ignore[misc]
         for pairs in _PAIRS:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
+        for pairs in _PAIRS if self._stores else ():
+            yield ("read", pairs), lambda pairs=pairs: self._read_late(pairs)  # type: ignore[misc]
 
     def _of_all_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
         """What is timed with every number of rows: passes over one token per row, and drafts."""
@@ -283,15 +292,26 @@ class _Bench:
 
     def _read(self, rows: range, pairs: int) -> float:
         """Seconds of observing `pairs` pairs in each row; all but one are removed afterwards."""
+        seconds = self._observe(rows, pairs)
+        for slot in rows:
+            self._drafter.pairs.truncate(slot, 1)
+        return seconds
+
+    def _observe(self, rows: range, pairs: int) -> float:
         target = self._target
         shape = (len(rows), pairs, len(self._drafter.taps), target.hidden_size)
         taps = torch.randn(shape, generator=self._draw).to(target.device, target.dtype)
         tokens = torch.randint(target.vocab_size, shape[:2], generator=self._draw).to(target.device)
         with self._timed() as watch:
             self._drafter.observe(rows, tokens, taps, [pairs] * len(rows))
-        for slot in rows:
-            self._drafter.pairs.truncate(slot, 1)
         return watch.seconds
+
+    def _read_late(self, pairs: int) -> float:
+        """Seconds of a draft of one level whose row has stored `pairs` pairs since the last one."""
+        self._observe(range(1), pairs)
+        seconds = self._draft(1, 1, 1)
+        self._drafter.pairs.truncate(0, 1)
+        return seconds
 
     def _coupling(self, rows: int) -> Coupling:
         return self._sampler.coupling(range(rows), True)

@@ -129,6 +129,11 @@ class Residuals:
         weight = self._seen @ _NEAR
         self._corrections = (self._seen * self._errors) @ _NEAR / np.where(weight > 0.0, weight, 1.0)
 
+    @property
+    def speed(self) -> float:
+        """The factor by which all work takes longer now than the table says."""
+        return math.exp(self._log_speed)
+
     def factor(self, kind: int, size: Array) -> Array:
         """The factor by which to multiply the table's prediction for `size`."""
         at = np.log2(np.maximum(size, 1.0)) * _OCTAVE
@@ -202,6 +207,8 @@ class CostTable(StrictModel):
     """A further level of a draft, by its R x width positions."""
     observe_by_pairs: Curve
     """The drafter's pass over the pairs of a round."""
+    read_by_pairs: Curve | None = None
+    """Reading the pairs before a draft, where observing only stores them; None = observing reads them."""
 
     @staticmethod
     def read(path: Path, measured_on: str) -> CostTable:
@@ -308,7 +315,11 @@ class CostModel:
         step = 1 << max(0, pairs.bit_length() - 3)
         size = -(-pairs // step) * step
         if (size, rows) not in self._readings:
-            self._readings[size, rows] = float(self.observe_seconds(size, rows))
+            read = self.table.read_by_pairs
+            seconds = (
+                self.observe_seconds(size, rows) if read is None else read.of(size) * self._corrections(rows).speed
+            )
+            self._readings[size, rows] = float(seconds)
         return self._readings[size, rows]
 
     def learn(self, work: Work) -> None:

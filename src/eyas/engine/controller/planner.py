@@ -98,7 +98,7 @@ class Prospects:
             + costs.overhead
         )
         if prompt_pairs:  # at the speed of a prompt's many pairs
-            a_pair = float(costs.observe_seconds(_MANY, rows)) / _MANY
+            a_pair = costs.reading_seconds(_MANY, rows) / _MANY
             self._seconds += (rows + self._accepted) * prompt_pairs * a_pair
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
