@@ -178,7 +178,8 @@ def _pair(model: Any, network: DraftNetwork, own_kernels: bool = True) -> Pair:
     triton = triton_passes(model) if own_kernels else None
     target = Target(model, decoder=triton, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
-    return Pair(target, drafter_of(network, network.config.taps_of(target.num_layers), None, target.record))
+    taps = network.config.taps_of(target.num_layers)
+    return Pair(target, drafter_of(network, taps, None, target.record, kernels=target.decoder is not None))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import DeferredPairs, Drafter, SlotPairs
-from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
+from eyas.drafters.levels import DraftLogits, HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import (
     Attend,
     DraftNetwork,
@@ -35,6 +35,7 @@ from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import UsageError
 from eyas.runtime import inference, to_device
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.draft_kernels import DraftKernels, DraftPass, UnreadLogits
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up
 from eyas.targets.native.decoder import DraftStart, NativeDecoder, Staged, TargetStates
 from eyas.targets.native.levels import NativeLevels
@@ -198,6 +199,9 @@ class NetworkPairs(SlotPairs):
 class Proposer:
     """Runs a network to read pairs and to guess what follows them. It is stateless: all state lies in the pairs."""
 
+    kernels: DraftKernels | None = None
+    """Run its passes and its head on a GPU instead of the modules; see `eyas.drafters.kernels`."""
+
     def __init__(self, network: DraftNetwork) -> None:
         self.network = network
         self.decoder = network.decoder()
@@ -208,6 +212,8 @@ class Proposer:
         network = self.network
         if isinstance(network, HeadsNetwork):
             return HeadLevels(network, pairs.normed[rows.start : rows.stop], depth)
+        if self.kernels is not None:
+            return KernelLevels(self.kernels, pairs, rows, within)
         if self.decoder is None:
             return ModuleLevels(self, pairs, rows, within)
         return NativeLevels(self.decoder, pairs.cache, rows, (pairs.fed, pairs.normed), network.logits)
@@ -230,7 +236,7 @@ class Proposer:
             kept = DraftStart(pairs.fed, pairs.normed, known)
             self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), kept)
         else:
-            fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
+            fed, normed = self.run_pairs(pairs, rows, next_tokens, self.fuse(taps), width, layout)
             slots, last = to_device(known, taps.device).unbind(1)
             pairs.fed[slots] = fed[last]
             pairs.normed[slots] = normed[last]
@@ -251,6 +257,14 @@ class Proposer:
         staged = staged_pairs(cache, rows, width, layout)
         decoder.read(cache, staged, next_tokens, self._states(decoder, taps), None)
         cache.commit(rows, [range(count) for count in counts])
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """The states [R, Q, H] of pairs with `taps` [R, Q, A, Ht]."""
+        return self.network.fuse(taps) if self.kernels is None else self.kernels.fuse(taps)
+
+    def logits(self, states: Tensor) -> DraftLogits:
+        """The logits [R, W, Vd] of states [R, W, H] that the head reads."""
+        return self.network.logits(states) if self.kernels is None else UnreadLogits(states, self.kernels)
 
     def _states(self, decoder: NativeDecoder, taps: Tensor) -> Tensor | TargetStates:
         """The states [R, Q, H] of pairs with `taps` [R, Q, A, Ht], or what the decoder makes them of."""
@@ -308,9 +322,12 @@ class Proposer:
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
             positions = lengths.unsqueeze(1) + steps
-            stage = StagedPass(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
             # a pair that is read may be a row's last one: the first guess would follow it
             first = lengths.unsqueeze(1) if guesses else positions + 1
+            if self.kernels is not None:
+                at = DraftPass(rows, lengths, positions, first, staged_end(cache, rows, width, end), layout=layout)
+                return shaped_as(tokens, self.kernels.run(cache, at, tokens, hidden))
+            stage = StagedPass(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
             attend = self.attention(cache, rows, stage, positions, first)
             positions = positions if layout is None else layout.gather(positions)
             return self.network.step(tokens, hidden, positions, attend)
@@ -510,13 +527,18 @@ def staged_pairs(cache: SlotCache, rows: range, width: int, layout: RaggedLayout
 
 
 def best_children(
-    logits: Tensor, fanout: int, ranking: Coupling | Warp, level: int, ids: Tensor, native: bool
+    logits: DraftLogits, fanout: int, ranking: Coupling | Warp, level: int, ids: Tensor, native: bool
 ) -> tuple[Tensor, Tensor]:
     """The best children of each of W nodes at a `level`: scores and target tokens [R, W, K].
 
     They are taken from `logits` [R, W, Vd], whose columns stand for the target's `ids` [Vd]. `native`: the logits come
     from a native pass.
     """
+    if isinstance(logits, UnreadLogits):
+        warp = ranking if isinstance(ranking, Warp) else ranking.warp()
+        if warp is not None and logits.kernels.ranks:
+            return logits.kernels.best(logits.states, min(fanout, len(ids)), warp, level, ids)
+        logits = logits.read()
     count = min(fanout, logits.shape[2])
     if native and isinstance(ranking, Coupling) and ranking.ranks_by_logits(level):
         return native_guesses(logits, count, ids)
@@ -573,3 +595,72 @@ class ModuleLevels:
         )
         self._level += 1
         return logits
+
+
+class KernelLevels:
+    """The levels of one draft, run by kernels on a GPU."""
+
+    sure: Tensor | None = None
+
+    def __init__(
+        self, kernels: DraftKernels, pairs: NetworkPairs, rows: range, within: RecordedView | None = None
+    ) -> None:
+        self._kernels = kernels
+        self._cache = pairs.cache
+        self._rows = rows
+        self._within = within
+        self._normed = pairs.normed[rows.start : rows.stop]
+        self._fed = pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, W, H]
+        self._paths: Tensor | None = None  # [R, W, P] staged columns; None = a chain so far
+        self._level = 0
+        self._staged = 0
+
+    def first(self) -> UnreadLogits:
+        """The logits [R, 1, Vd] of what follows the roots."""
+        return UnreadLogits(self._normed.unsqueeze(1), self._kernels)
+
+    def add(self, frontier: Frontier) -> UnreadLogits:
+        """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
+        count, width = frontier.tokens.shape
+        before = self._staged
+        level = self._level
+        fed = self._fed
+        if width > 1 or fed.shape[1] > 1:
+            parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
+            own = torch.arange(before, before + width, device=fed.device).view(1, -1, 1).expand(count, -1, -1)
+            above = self._paths
+            if above is None:
+                above = torch.arange(before, device=fed.device).expand(count, 1, -1)
+            self._paths = torch.cat((above.gather(1, parents.expand(-1, -1, level)), own), dim=2)
+            fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
+
+        def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            tokens, fed, *paths = given
+            positions = (lengths + level).unsqueeze(1).expand(-1, width)
+            ends = staged_end(self._cache, rows, before + width, end, before)
+            at = DraftPass(rows, lengths, positions, lengths.unsqueeze(1), ends, next(iter(paths), None), before)
+            return shaped_as(tokens, self._kernels.run(self._cache, at, tokens, fed))
+
+        inputs = (frontier.tokens, fed, *(() if self._paths is None else (self._paths,)))
+        kind = ("level", level, before)
+        self._fed, normed = run_pass(
+            self._cache, kind, self._rows, inputs, compute, before + width, within=self._within
+        )
+        self._level += 1
+        self._staged += width
+        return UnreadLogits(normed, self._kernels)
+
+
+def staged_end(cache: SlotCache, rows: range, staged: int, end: int | None, kept: int = 0) -> int:
+    """The end of the columns of a pass that stages up to column `staged` behind each row's own: `end` if it is fixed.
+
+    Makes room for them, and keeps the `kept` columns that earlier passes staged.
+    """
+    cache.reserve(cache.start(rows) + staged, kept)
+    return cache.start(rows) + staged if end is None else end
+
+
+def shaped_as(tokens: Tensor, states: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """States [T, H] in the shape of their `tokens`."""
+    fed, normed = states
+    return fed.view(*tokens.shape, -1), normed.view(*tokens.shape, -1)

@@ -14,7 +14,16 @@ from typing import Protocol
 from torch import Tensor
 
 from eyas.drafters.network import DraftNetwork
+from eyas.targets.draft_kernels import UnreadLogits
 from eyas.tree import Frontier
+
+DraftLogits = Tensor | UnreadLogits
+"""Logits [R, W, Vd] of what follows W nodes, or what they are computed from."""
+
+
+def logits_of_node(logits: DraftLogits, node: int) -> DraftLogits:
+    """The logits of one node of each row."""
+    return logits.of_node(node) if isinstance(logits, UnreadLogits) else logits[:, node : node + 1]
 
 
 class Levels(Protocol):
@@ -24,10 +33,10 @@ class Levels(Protocol):
     def sure(self) -> Tensor | None:
         """[R, W] log-probability that guesses from the last logits are accepted; None if the network can't tell."""
 
-    def first(self) -> Tensor:
+    def first(self) -> DraftLogits:
         """The logits [R, 1, Vd] of what follows the roots."""
 
-    def add(self, frontier: Frontier) -> Tensor:
+    def add(self, frontier: Frontier) -> DraftLogits:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
 
 

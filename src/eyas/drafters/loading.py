@@ -22,6 +22,7 @@ from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
 from eyas.drafters.in_target.mtp import Cascade, CascadeProposer
+from eyas.drafters.kernels import use_kernels
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import AUTO, PREDICTION, DrafterOptions, check_quantize, read_method
 from eyas.drafters.prediction import PredictionDrafter
@@ -214,7 +215,10 @@ def _decoding(
         with cached_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
         use_huge_pages()
-    return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)
+    taps = network.config.taps_of(target.num_layers)
+    return drafter_of(
+        network, taps, chosen, target.record, kernels=target.decoder is not None and target.native is None
+    )
 
 
 def drafter_layout(target: Target, quantize: str | None = None) -> type[PrepackedLinear] | None:
@@ -246,11 +250,16 @@ def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> Win
 
 
 def drafter_of(
-    network: DraftNetwork, taps: tuple[int, ...], window: WindowChoice = None, record: Record | None = None
+    network: DraftNetwork,
+    taps: tuple[int, ...],
+    window: WindowChoice = None,
+    record: Record | None = None,
+    kernels: bool = False,
 ) -> NetworkDrafter:
     """The drafter that runs a network, which reads the boundaries `taps` of its target.
 
     `window` is a number of pairs, `off`, or None for the window in the network's config. `record` records its passes.
+    With `kernels`, they are made of kernels in Triton if the network is one that these know.
     """
     width = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(network, Cascade):
@@ -258,6 +267,8 @@ def drafter_of(
     else:
         kind = kind_if_any(network.config)
         proposer = (Proposer if kind is None else kind.proposer)(network)
+    if kernels:
+        use_kernels(proposer)
     fed = None if proposer.decoder is None else torch.float32
     record = None if network.config.reads_target else record  # the target's cache may move between drafts
     if isinstance(width, int):

@@ -33,14 +33,16 @@ from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute
 from eyas.targets.linears import PrepackedLinear
-from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
+from eyas.targets.native.library import PANEL
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed_linears import PackedLinear, matrix_of
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.slots import KVShape, SlotCache
 
 _LOG = logging.getLogger("eyas")
+_PLAIN = DecoderForm()
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].
@@ -67,8 +69,10 @@ class SharedParts:
 
     embedding: Tensor | PackedLinear  # [V, H]
     head: Callable[[Tensor], Tensor]  # [..., H] -> [..., Vd]
-    linear: nn.Module | None
-    """The head as a linear layer; None if it does more."""
+    linear: nn.Module
+    """The linear layer of the head."""
+    finish: Callable[[Tensor], Tensor] | None
+    """What the head does to that layer's output; None = nothing."""
 
 
 class DraftNetwork(nn.Module):
@@ -155,8 +159,8 @@ class DraftNetwork(nn.Module):
                 )
         full = self.config.draft_vocab_size == self.config.vocab_size
         rows = model.get_output_embeddings() if full else target.head_rows(self.target_ids)
-        linear = rows if target.head_is_linear else None
-        self._shared = SharedParts(table, partial(target.head, rows=rows), linear)
+        finish = None if target.head_is_linear else target.finish
+        self._shared = SharedParts(table, partial(target.head, rows=rows), rows, finish)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The drafter states [B, S, H] from target taps [B, S, A, Ht]; never applied to states that are fed back."""
@@ -174,9 +178,13 @@ class DraftNetwork(nn.Module):
         """The pair read in place of a guess and the state before it; None = real guesses, with one pass per level."""
         return None
 
+    def description(self) -> DecoderDescription | None:
+        """The layers of `step`, as passes of our own are made of them; None if they aren't Llama-like."""
+        return None
+
     def decoder(self) -> NativeDecoder | None:
         """The layers as one native pass that computes `step`; None if native passes don't support them."""
-        return None
+        return native_decoder(self)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [B, S, H] of target tokens [B, S]."""
@@ -224,39 +232,49 @@ def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
     return [part for part in network.modules() if isinstance(part, DecoderBlock)]
 
 
-def native_decoder(
-    network: DraftNetwork,
-    config: GroupedConfig,
-    norm: nn.Module | None,
-    rotary: Any,
-    mix: nn.Module | None = None,
-    returns_normed: bool = False,
-    fuse: nn.Module | None = None,
-) -> NativeDecoder | None:
-    """Layers with grouped-query attention as a native pass; None if native passes don't support them.
-
-    See `DecoderForm` for `mix`, `returns_normed` and `fuse`, which the caller does itself if it doesn't fit.
-    """
+def described(
+    network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, form: DecoderForm = _PLAIN
+) -> DecoderDescription:
+    """The description of layers with grouped-query attention, followed by the network's head."""
     layers = [block.parts() for block in decoder_blocks(network)]
     for index, window in enumerate(network.layer_windows):
         if window is not None:
-            layers[index] = replace(layers[index], window=window.size, anchored=window.anchored)
+            size, anchored, whole_draft = window
+            layers[index] = replace(layers[index], window=size, anchored=anchored, whole_draft=whole_draft)
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
-    probe = torch.empty(0, dtype=network.dtype)
-    own = config.embedding == "own"
-    embedding = network.embed_tokens.weight.detach() if own else network.shared_parts().embedding
-    head = network.lm_head if config.head == "own" else network.shared_parts().linear
+    shared = None if config.embedding == config.head == "own" else network.shared_parts()
+    embedding = (
+        network.embed_tokens.weight.detach() if config.embedding == "own" or shared is None else shared.embedding
+    )
+    head = network.lm_head if config.head == "own" or shared is None else shared.linear
+    finish = None if config.head == "own" or shared is None else shared.finish
+    form = form._replace(activation=activation_of(layers[0].mlp.act), finish=finish)
+    ropes = [partial(rotary, torch.empty(0, dtype=network.dtype, device=network.target_ids.device))]
+    return DecoderDescription(layers, norm, head, heads, ropes, embedding, network.dtype, form)
+
+
+def native_decoder(network: DraftNetwork) -> NativeDecoder | None:
+    """A network's layers as a native pass; None if native passes don't support them.
+
+    What they don't compute of a head or of the fusing of taps is left to the caller.
+    """
     try:
-        return NativeDecoder(
-            layers,
-            norm,
-            head if isinstance(head, NativeLinear) else None,
-            heads,
-            [partial(rotary, probe)],
-            embedding,
-            network.dtype,
-            DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act), fuse=fuse),
-        )
+        description = network.description()
+    except UnsupportedModelError as error:
+        _LOG.debug("no native passes of the drafter: %s", error)
+        return None
+    if description is None or description.form.mix_norms:
+        return None
+    form, head = description.form, description.head
+    fuse = form.fuse
+    if fuse is not None and (
+        fuse.norms or not isinstance(fuse.linear, NativeLinear) or fuse.linear.in_features % PANEL
+    ):
+        form = form._replace(fuse=None)
+    if form.finish is not None or not isinstance(head, NativeLinear):
+        head = None
+    try:
+        return NativeDecoder(*description._replace(head=head, form=form))
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eyas.targets.attention import RaggedLayout
-from eyas.targets.triton.attention import Heads, Tokens, attend, paths_of
+from eyas.targets.triton.attention import Heads, Sight, Tokens, attend, paths_of
 from eyas.targets.triton.linear import Norm
 from eyas.tree.draft_tree import ancestor_mask, cells
 
@@ -39,7 +39,10 @@ CASES = {
 def _tokens(
     lengths: list[int], parents: list[int], layout: RaggedLayout | None = None, sequence: bool = False
 ) -> tuple[Tokens, Tensor]:
-    """Tokens of trees of one shape behind rows of these lengths, and which columns of the pass each cell sees."""
+    """Tokens of trees of one shape behind rows of these lengths, and which columns of the pass each cell sees.
+
+    Nothing limits the positions that RoPE takes, so they are those of the cells.
+    """
     count, columns = len(lengths), len(parents) + 1
     ancestors = ancestor_mask(torch.tensor([parents] * count).view(count, columns - 1), columns)
     depth = ancestors.sum(-1) - 1
@@ -54,7 +57,7 @@ def _tokens(
         tokens = tokens.view(own.shape)
     slots = torch.arange(count, dtype=torch.int32)
     paths = None if sequence else paths_of(ancestors, depth)
-    return Tokens(of_tokens, tokens, slots, rows, positions, positions, paths, max(lengths) + columns), ancestors
+    return Tokens(of_tokens, tokens, slots, rows, positions, paths, max(lengths) + columns), ancestors
 
 
 def _parts(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +92,7 @@ def _expected(
             part * torch.rsqrt(part.square().mean(-1, keepdim=True) + norm.eps) * norm.values
             for part, norm in zip((query, key), norms, strict=True)
         )
-    positions = at.positions.flatten()[at.cells.long()]
+    positions = at.rotations.flatten()[at.cells.long()]
     query, key = _rotated(query, rope, positions), _rotated(key, rope, positions)
     made = []
     for token, cell in enumerate(at.cells.tolist()):
@@ -132,7 +135,9 @@ class Setting:
     def attend(self, at: Tokens, qkv: Tensor, keys: Tensor, values: Tensor, split: int = 32) -> Tensor:
         """With splits of fewer positions than usual, so that short rows have several."""
         norms = self.norms or (None, None)
-        return attend(qkv, self.case.heads, keys, values, at, self.rope, self.case.window, *norms, self.sinks, split)
+        oldest = (at.rotations - self.case.window + 1).clamp(min=0) if self.case.window else None
+        sight = Sight(at.rotations, oldest)
+        return attend(qkv, self.case.heads, keys, values, at, sight, self.rope, *norms, self.sinks, split)
 
     def expected(self, at: Tokens, seen: Tensor) -> Tensor:
         return _expected(self.case, self.qkv, self.keys, self.values, at, seen, self.rope, self.norms, self.sinks)

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockNetwork, LayerView
-from eyas.drafters.decoding import NetworkPairs, Proposer, arranged, staged_pairs
-from eyas.drafters.levels import Levels
+from eyas.drafters.decoding import NetworkPairs, Proposer, arranged, shaped_as, staged_end, staged_pairs
+from eyas.drafters.levels import DraftLogits, Levels, logits_of_node
 from eyas.drafters.network import (
     Attend,
     DraftNetwork,
@@ -42,6 +42,7 @@ from eyas.drafters.network import (
 from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.draft_kernels import DraftPass, UnreadLogits
 from eyas.targets.native.decoder import Staged
 from eyas.targets.native.layer_trials import inputs_as_floats
 from eyas.targets.slots import SlotCache
@@ -90,7 +91,11 @@ class BlockProposer(Proposer):
         return self.run_block(pairs, rows).states
 
     def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:
-        return BlockLevels(self.network, self.run_block(pairs, rows, within), depth)
+        block = self.run_block(pairs, rows, within)
+        logits = self.logits(block.guesses(depth))
+        if isinstance(logits, UnreadLogits) and self.network.corrects:
+            logits = logits.read()
+        return BlockLevels(self.network, block, logits)
 
     def run_block(self, pairs: NetworkPairs, rows: range, within: RecordedView | None = None) -> Block:
         """Run each row's next block: its last token, then masked slots."""
@@ -120,6 +125,10 @@ class BlockProposer(Proposer):
         every = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
         anchors = lengths.unsqueeze(1)
         positions = anchors + steps
+        if self.kernels is not None:
+            end = staged_end(cache, rows, len(steps), end)
+            done = self.kernels.run(cache, DraftPass(rows, lengths, positions, anchors, end), tokens, None)
+            return (shaped_as(tokens, done)[1],)
 
         def attend_in(view: LayerView) -> Attend:
             sight = None if view.window is None else WindowView(view.window, positions, anchors)
@@ -131,7 +140,7 @@ class BlockProposer(Proposer):
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         cache = pairs.cache
         width, layout, (given,) = arranged(cache, rows, counts, taps)
-        context = self.network.fuse(given)
+        context = self.fuse(given)
         if self.decoder is not None:
             self.decoder.stage(cache, staged_pairs(cache, rows, width, layout), context.flatten(0, 1))
         else:
@@ -153,6 +162,10 @@ class BlockProposer(Proposer):
 
         def compute(rows: range, end: int | None, lengths: Tensor, context: Tensor) -> tuple[()]:
             positions = lengths.unsqueeze(1) + torch.arange(width, device=context.device)
+            if self.kernels is not None:
+                ends = staged_end(cache, rows, width, end)
+                self.kernels.stage(cache, DraftPass(rows, lengths, positions, positions, ends, layout=layout), context)
+                return ()
             staging = cache.staging(rows, width, 0, lengths, end)
 
             def store(layer: int, keys: Tensor, values: Tensor) -> None:
@@ -170,10 +183,11 @@ class BlockProposer(Proposer):
 class BlockLevels:
     """The levels of one draft, all guessed by one block."""
 
-    def __init__(self, network: BlockNetwork, block: Block, depth: int) -> None:
+    def __init__(self, network: BlockNetwork, block: Block, logits: DraftLogits) -> None:
+        """`logits` [R, D, Vd] are those of the block's guesses, as tensors if the network corrects them."""
         self._network = network
         self._block = network.begin(block)
-        self._logits = network.logits(self._block.guesses(depth))  # [R, D, Vd]
+        self._logits = logits
         # [R, W]
         self._slot = -1
         self._tokens = self._block.known[:, 1:]
@@ -186,11 +200,11 @@ class BlockLevels:
         sure = self._network.confidence(states, self._tokens)
         return None if sure is None else F.logsigmoid(sure.float())
 
-    def first(self) -> Tensor:
+    def first(self) -> DraftLogits:
         """The logits [R, 1, Vd] of what follows the roots."""
         return self._after()
 
-    def add(self, frontier: Frontier) -> Tensor:
+    def add(self, frontier: Frontier) -> DraftLogits:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
         if self._memory is not None:
             above = frontier.parents.unsqueeze(2).expand(-1, -1, self._memory.shape[2])
@@ -198,13 +212,13 @@ class BlockLevels:
         self._tokens = frontier.tokens
         return self._after()
 
-    def _after(self) -> Tensor:
+    def _after(self) -> DraftLogits:
         self._slot += 1
         network = self._network
         block = self._block
-        logits = self._logits[:, self._slot : self._slot + 1]
+        logits = logits_of_node(self._logits, self._slot)
         latent, self._memory = network.follow(block, self._slot, self._tokens, self._memory)
-        return logits if latent is None else network.corrected(logits, latent)
+        return logits if latent is None or isinstance(logits, UnreadLogits) else network.corrected(logits, latent)
 
 
 class ParallelProposer(Proposer):
@@ -218,7 +232,7 @@ class ParallelProposer(Proposer):
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
 
     def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Levels:
-        return _SlotLevels(self.network.logits(self.masked_states(pairs, rows, depth, within)))
+        return _SlotLevels(self.logits(self.masked_states(pairs, rows, depth, within)))
 
     def masked_states(self, pairs: NetworkPairs, rows: range, depth: int, within: RecordedView | None = None) -> Tensor:
         """The states [R, D, H] that the head reads in each row's next `depth` slots."""
@@ -237,15 +251,15 @@ class _SlotLevels:
 
     sure: Tensor | None = None
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: DraftLogits) -> None:
         self._logits = logits
         self._slot = 0
 
-    def first(self) -> Tensor:
+    def first(self) -> DraftLogits:
         """The logits [R, 1, Vd] of what follows the roots."""
-        return self._logits[:, :1]
+        return logits_of_node(self._logits, 0)
 
-    def add(self, frontier: Frontier) -> Tensor:  # noqa: ARG002
+    def add(self, frontier: Frontier) -> DraftLogits:  # noqa: ARG002
         """The logits [R, 1, Vd] of what follows all of the next level's nodes."""
         self._slot += 1
-        return self._logits[:, self._slot : self._slot + 1]
+        return logits_of_node(self._logits, self._slot)

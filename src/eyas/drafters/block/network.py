@@ -16,6 +16,7 @@ nodes, M latent, m memory, k candidates, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -30,11 +31,11 @@ from eyas.drafters.network import (
     DraftNetwork,
     RMSNorm,
     Rotary,
-    native_decoder,
+    described,
     rotate,
 )
 from eyas.drafters.window.layers import SLIDING_LAYER, SlidingWindow
-from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Fusion, NativeDecoder
 from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps
 
@@ -161,11 +162,19 @@ class BlockNetwork(DraftNetwork):
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
         return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
+    def description(self) -> DecoderDescription | None:
+        """The layers of `states`; see `DraftNetwork.description`."""
+        if any(type(layer) is not DecoderLayer for layer in self.layers):
+            return None
+        made = described(
+            self, self.config, self.norm, self.rotary, DecoderForm(fuse=Fusion(self.fc, norm_after=self.hidden_norm))
+        )
+        views = zip(made.layers, self.config.views, strict=True)
+        return made._replace(layers=[replace(layer, causal=view.causal) for layer, view in views])
+
     def decoder(self) -> NativeDecoder | None:
         """The layers as a native pass that computes `states`; its own `stage` replaces `read` here."""
-        if self.config.sliding_window is not None or any(type(layer) is not DecoderLayer for layer in self.layers):
-            return None
-        return native_decoder(self, self.config, self.norm, self.rotary)
+        return None if self.config.sliding_window is not None else super().decoder()
 
     def fuse(self, taps: Tensor) -> Tensor:
         out: Tensor = self.hidden_norm(self.fc(taps.flatten(2)))

@@ -18,9 +18,9 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE, Kind
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, native_decoder
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, described
 from eyas.errors import ConfigError
-from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm
 
 
 class Eagle1Config(FeatureConfig, GroupedConfig):
@@ -78,8 +78,8 @@ class Eagle1Network(DraftNetwork):
             hidden = layer(hidden, rope, attend)
         return hidden, hidden
 
-    def decoder(self) -> NativeDecoder | None:
-        return native_decoder(self, self.config, None, self.rotary, mix=self.fc)
+    def description(self) -> DecoderDescription:
+        return described(self, self.config, None, self.rotary, DecoderForm(mix=self.fc))
 
 
 KIND = Kind(

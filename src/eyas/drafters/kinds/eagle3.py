@@ -28,12 +28,10 @@ from eyas.drafters.network import (
     RMSNorm,
     Rope,
     Rotary,
-    native_decoder,
+    described,
 )
 from eyas.drafters.window.layers import SlidingWindow
-from eyas.targets.native.decoder import LayerParts, NativeDecoder
-from eyas.targets.native.library import PANEL
-from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Fusion, LayerParts
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
 """The architecture whose attention normalizes queries and keys."""
@@ -138,11 +136,14 @@ class FusedTapsNetwork(DraftNetwork):
         return out
 
     @property
-    def fc_alone(self) -> nn.Module | None:
-        """`fc`, if it is all that `fuse` does, in a form that native passes take."""
-        normed = self.config.fc_norm or self.config.norm_before_fc
-        fits = isinstance(self.fc, NativeLinear) and self.fc.in_features % PANEL == 0
-        return self.fc if fits and not normed else None
+    def fusion(self) -> Fusion:
+        """How `fuse` makes states of taps."""
+        config = self.config
+        return Fusion(
+            self.fc,
+            tuple(self.fc_norm) if config.fc_norm else (),
+            self.input_norm if config.norm_before_fc else None,
+        )
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """See `DraftNetwork.step`; with `norm_output` both returned states are the normed one, the same tensor."""
@@ -167,10 +168,9 @@ class Eagle3Network(FusedTapsNetwork):
     def attention(self, width: int) -> nn.Module:
         return Attention(self.config, width, qk_norm=self.config.qk_norm)
 
-    def decoder(self) -> NativeDecoder | None:
-        return native_decoder(
-            self, self.config, self.norm, self.rotary, returns_normed=self.config.norm_output, fuse=self.fc_alone
-        )
+    def description(self) -> DecoderDescription:
+        form = DecoderForm(returns_normed=self.config.norm_output, fuse=self.fusion)
+        return described(self, self.config, self.norm, self.rotary, form)
 
 
 PAIRED_INPUTS = tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj"))

@@ -23,7 +23,8 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, described
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm
 
 _MODEL_TYPE, _ARCHITECTURE = "eyas_mtp", "EyasMtpDrafter"
 
@@ -98,6 +99,12 @@ class MtpNetwork(MtpModule):
         for layer in self.layers:
             x = layer(x, rope, attend)
         return x
+
+    def description(self) -> DecoderDescription | None:
+        if self.config.zero_first:
+            return None
+        form = DecoderForm(mix=self.eh_proj, mix_norms=(self.enorm, self.hnorm), returns_normed=True)
+        return described(self, self.config, self.norm, self.rotary, form)
 
 
 KIND = Kind(

@@ -97,6 +97,11 @@ class LayerParts:
     """Number of latest positions that a token sees; None = all."""
     anchored: bool = False
     """Whether all guesses of a draft see as far back as the last committed token does."""
+    whole_draft: bool = False
+    """Whether guesses see each other and the last committed token, however small the window is. Native passes take this
+    per pass, as they take the next."""
+    causal: bool = True
+    """Whether a token sees none that follow it in its pass."""
     attention_out_norm: nn.Module | None = None
     """The norm of attention's output, before the residual is added."""
     mlp_out_norm: nn.Module | None = None
@@ -135,11 +140,29 @@ class Heads(NamedTuple):
     """Whether `q_proj` outputs each head's query and gate together."""
 
 
+class Fusion(NamedTuple):
+    """How a drafter's states are made of the target's: a product of all taps, concatenated."""
+
+    linear: nn.Module
+    tap_norms: Sequence[nn.Module] = ()
+    """A norm for each tap; empty = none."""
+    norm_before: nn.Module | None = None
+    """The norm of all taps together."""
+    norm_after: nn.Module | None = None
+
+    @property
+    def norms(self) -> bool:
+        """Whether it has norms."""
+        return bool(self.tap_norms) or self.norm_before is not None or self.norm_after is not None
+
+
 class DecoderForm(NamedTuple):
     """How a decoder differs from a plain one."""
 
     mix: nn.Module | None = None
     """Makes a drafter's first input from embedding and state, concatenated."""
+    mix_norms: Sequence[nn.Module] = ()
+    """The norms of embedding and state before; empty = none."""
     returns_normed: bool = False
     """Whether a drafter is fed back its states after the norm."""
     limit: int | None = None
@@ -150,8 +173,10 @@ class DecoderForm(NamedTuple):
     """[limit, H] row-major embeddings of positions, which are added to token embeddings."""
     parallel_residual: bool = False
     """Whether attention and MLP both read a layer's input, and their sum is added to it."""
-    fuse: nn.Module | None = None
+    fuse: Fusion | None = None
     """Makes a drafter's states from `TargetStates`."""
+    finish: Callable[[Tensor], Tensor] | None = None
+    """What is applied to the output of a drafter's head."""
 
 
 class DecoderDescription(NamedTuple):
@@ -332,7 +357,7 @@ class NativeDecoder:
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
         unit = PANEL if heads.interleaved or heads.gated else self._kernels.lanes
-        fused: int = getattr(form.fuse, "in_features", 0)
+        fused: int = 0 if form.fuse is None else form.fuse.linear.in_features  # type: ignore[assignment]  # of any module
         fits = (*(size % PANEL for size in (self.hidden, fused, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"the sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
@@ -362,7 +387,7 @@ class NativeDecoder:
             table.kind,
             address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
-            Linear() if form.fuse is None else self._linear(form.fuse, self.hidden, fused),
+            Linear() if form.fuse is None else self._linear(form.fuse.linear, self.hidden, fused),
             None if norm is None else self._vector(self._norms[norm].values),
             form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden),

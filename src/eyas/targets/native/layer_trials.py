@@ -46,8 +46,8 @@ _NEAR, _MAX_NUMBERS = 8, 8
 """Number of tokens at the first positions, and most numbers of a config that are used as positions."""
 _WINDOW = 3
 """Windows are cut to this, so that the few tokens reach beyond them."""
-_LARGE, _SMALL = (-7, 5), (-7, -6)
-"""Exponents of 2 between which magnitudes of states are; small states hide little of what a layer adds."""
+MAGNITUDES = (-7, 5), (-7, -6)
+"""Exponents of 2 between which magnitudes of states are, in turn; small states hide little of what a layer adds."""
 
 
 MAX_SEEN = _WINDOW + 1
@@ -285,15 +285,15 @@ def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
 
 
 def _refusal(target: Passes, tried: TriedDecoder) -> str | None:
-    positions = probed_positions(target.config, target.max_length).to(target.device)
+    positions = probed_positions(target.config.to_dict(), target.max_length).to(target.device)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
     cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}
     kinds = attention_plan(target.config).of_layers(target.config)
     passes = [(at, _calls(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
     alike = _alike(target.layers, tried, passes[0][1])
     for index, *others in alike:
-        module = _widened(target.layers[index])
-        for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
+        module = widened(target.layers[index])
+        for sizes, (at, calls) in zip(MAGNITUDES, passes, strict=True):
             why = _layer_refusal(target, tried, index, module, at, sizes, calls[index], cuts.get(kinds[index], 0))
             if why is not None:
                 return f"layer {index} {why}"
@@ -359,9 +359,9 @@ def _numbers_in(struct: Structure) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def probed_positions(config: Any, limit: int | None) -> Tensor:
+def probed_positions(config: Mapping[str, Any], limit: int | None) -> Tensor:
     """Sorted positions [T]: the first, numbers of the config, and the end of the context, or beyond all numbers."""
-    numbers = {number for number in _numbers(config.to_dict()) if number >= _NEAR}
+    numbers = {number for number in _numbers(dict(config)) if number >= _NEAR}
     end = limit or 2 * max(numbers, default=_NEAR)
     named = sorted(number for number in numbers if number < end)
     step = max(1.0, len(named) / _MAX_NUMBERS)
@@ -436,7 +436,7 @@ def _layer_refusal(
     cut: int,
 ) -> str | None:
     """How a layer alone differs from its `module` in float32, or None; windows are shortened by `cut`."""
-    states = _spread(len(positions), target.hidden_size, sizes).to(target.device)
+    states = spread(len(positions), target.hidden_size, sizes).to(target.device)
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
     if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
@@ -466,14 +466,14 @@ def _reads_positions(module: nn.Module, call: LayerCall, expected: Tensor, state
     return any(not call.run(module, states, position_ids=other).equal(expected) for other in others)
 
 
-def _spread(tokens: int, hidden: int, sizes: tuple[int, int]) -> Tensor:
+def spread(tokens: int, hidden: int, sizes: tuple[int, int]) -> Tensor:
     """Random states [T, H] with magnitudes between two powers of 2."""
     draw = torch.Generator().manual_seed(0)
     factors = torch.logspace(*sizes, tokens, base=2.0)[torch.randperm(tokens, generator=draw)]
     return torch.randn(tokens, hidden, generator=draw) * factors.unsqueeze(1)
 
 
-def _widened(layer: nn.Module) -> nn.Module:
+def widened(layer: nn.Module) -> nn.Module:
     """A copy of a layer that computes in float32; it shares the weights of prepacked linears and of experts."""
     kept: dict[int, Any] = {}
     for part in layer.modules():

@@ -1,9 +1,9 @@
 """Attention of draft trees over the slot cache: a token's keys are summed by position, wherever their columns lie.
 
 A token at position p sees one key for each position up to p: those of committed columns, and its own path's among the
-staged ones. The keys of 256 positions are a split, summed by one program; another launch merges a token's splits in
-order. So a token's sums are the same in a tree as once its path is committed, and don't depend on other rows, on how
-many tokens a pass has, or on the cache's capacity.
+staged ones; the slots of a drafter's block may see later positions, too. The keys of 256 positions are a split, summed
+by one program; another launch merges a token's splits in order. So a token's sums are the same in a tree as once its
+path is committed, and don't depend on other rows, on how many tokens a pass has, or on the cache's capacity.
 
 A program computes 16 queries: of all heads that share a key, and of several tokens where the split's columns are the
 same for all of them. Where columns are on a tree's branches, each token has a program of its own.
@@ -54,18 +54,30 @@ class Tokens:
     tokens: Tensor  # [R, Q] int32 the token in each cell; -1 = none
     slots: Tensor  # [R] int32
     lengths: Tensor  # [R] int32 committed columns, which each row's staged columns follow
-    positions: Tensor  # [R, Q] int32 of each cell
     rotations: Tensor  # [R, Q] int32 positions as RoPE takes them: within the context
-    paths: (
-        Tensor | None
-    )  # [R, Q, Q] int32 the staged column of each depth on a cell's path; None = cells are a sequence
+    paths: Tensor | None
+    """[R, Q, P] int32 the staged column of each depth on a cell's path; None = staged columns are a sequence."""
     end: int
     """End of the longest row's columns, or a later column."""
+    before: int = 0
+    """Number of columns of each row that earlier passes staged."""
 
     @property
     def columns(self) -> int:
         """Q."""
         return self.tokens.shape[1]
+
+    @property
+    def depths(self) -> int:
+        """Number of positions behind the committed columns that a cell may see."""
+        return self.before + self.columns if self.paths is None else self.paths.shape[2]
+
+
+class Sight(NamedTuple):
+    """The positions that each cell sees in a layer."""
+
+    latest: Tensor  # [R, Q] int32
+    oldest: Tensor | None = None  # [R, Q] int32, at least 0; None = 0
 
 
 def paths_of(ancestors: Tensor, depth: Tensor) -> Tensor:
@@ -114,10 +126,10 @@ def _rotated(  # type: ignore[no-untyped-def]
     return own.to(dtype)
 
 
-@triton.jit(do_not_specialize=["q_eps", "k_eps", "capacity", "columns"])
+@triton.jit(do_not_specialize=["q_eps", "k_eps", "capacity", "columns", "before"])
 def _place(  # type: ignore[no-untyped-def]
     qkv, made, keys, values, cells, slots, lengths, rotations, cosines, sines, q_norm, q_eps, k_norm, k_eps, capacity,
-    columns, queries: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
+    columns, before, queries: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
     rotated: tl.constexpr, in_turn: tl.constexpr, q_norms: tl.constexpr, k_norms: tl.constexpr, q_twice: tl.constexpr,
     k_twice: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
@@ -128,39 +140,41 @@ def _place(  # type: ignore[no-untyped-def]
     cell = tl.load(cells + token)
     row = cell // columns
     feature = tl.arange(0, padded)
-    lane = tl.arange(0, lanes)
-    there = lane < groups
+    inside = feature < size
     turn = tl.load(rotations + cell).to(tl.int64) * rotated
     base = qkv + token * (queries + 2 * kv_heads) * size
-    head = kv_head * groups + lane
     key = kv_head + tl.zeros([1], tl.int32)
     if in_turn:
-        starts = head * 3 * size
         key_start = (key * 3 + 1) * size
         value_start = (kv_head * 3 + 2) * size
     else:
-        starts = head * size
         key_start = (queries + key) * size
         value_start = (queries + kv_heads + kv_head) * size
-    query = _rotated(base, starts, there, q_norm, q_eps, cosines, sines, turn, size, padded, rotated, q_norms, q_twice)
-    inside = feature < size
-    place = (token * queries + head)[:, None] * size + feature[None, :]
-    tl.store(made + place, query, there[:, None] & inside[None, :])
+    if groups > 0:
+        lane = tl.arange(0, lanes)
+        there = lane < groups
+        head = kv_head * groups + lane
+        starts = head * 3 * size if in_turn else head * size
+        query = _rotated(
+            base, starts, there, q_norm, q_eps, cosines, sines, turn, size, padded, rotated, q_norms, q_twice
+        )
+        place = (token * queries + head)[:, None] * size + feature[None, :]
+        tl.store(made + place, query, there[:, None] & inside[None, :])
     turned = _rotated(
         base, key_start, key >= 0, k_norm, k_eps, cosines, sines, turn, size, padded, rotated, k_norms, k_twice
     )
-    column = tl.load(lengths + row) + cell % columns
+    column = tl.load(lengths + row) + before + cell % columns
     slot = tl.load(slots + row).to(tl.int64)
     kept = ((slot * kv_heads + kv_head) * capacity + column) * size + feature
     tl.store(keys + kept[None, :], turned, inside[None, :])
     tl.store(values + kept, tl.load(base + value_start + feature, inside, 0.0), inside)
 
 
-@triton.jit(do_not_specialize=["scale", "softcap", "window", "capacity", "columns", "splits"])
+@triton.jit(do_not_specialize=["scale", "softcap", "capacity", "columns", "depths", "splits"])
 def _attend(  # type: ignore[no-untyped-def]
-    q, keys, values, sums, marks, tokens, slots, lengths, positions, paths, scale, softcap, window, capacity, columns,
-    splits, queries: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
-    split: tl.constexpr, block: tl.constexpr, sequence: tl.constexpr, caps: tl.constexpr,
+    q, keys, values, sums, marks, tokens, slots, lengths, latest_seen, oldest_seen, paths, scale, softcap, capacity,
+    columns, depths, splits, queries: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
+    split: tl.constexpr, block: tl.constexpr, sequence: tl.constexpr, caps: tl.constexpr, windows: tl.constexpr,
 ):  # fmt: skip
     """Sum one split of positions for 16 queries of a row that share a key head."""
     groups: tl.constexpr = queries // kv_heads
@@ -175,7 +189,7 @@ def _attend(  # type: ignore[no-untyped-def]
     together = first + split <= length  # whether all columns are committed
     if sequence:
         together = first >= 0
-    if (together & (tile * 16 >= columns * groups)) | (first >= length + columns):
+    if (together & (tile * 16 >= columns * groups)) | (first >= length + depths):
         return
     lane = tl.arange(0, 16)
     pair = tile * 16 + lane
@@ -185,9 +199,10 @@ def _attend(  # type: ignore[no-untyped-def]
     cell = row * columns + tl.minimum(column, columns - 1)
     token = tl.load(tokens + cell, there, -1)
     there = there & (token >= 0)
-    position = tl.load(positions + cell, there, -1)
-    oldest = tl.where(window > 0, position - window + 1, 0)
-    oldest = tl.where(there, oldest, 2147483647)
+    position = tl.load(latest_seen + cell, there, -1)
+    oldest = tl.where(there, 0, 2147483647)
+    if windows:
+        oldest = tl.load(oldest_seen + cell, there, 2147483647)
     latest = tl.max(position, axis=0)
     if (latest < first) | (tl.min(oldest, axis=0) >= first + split):
         return
@@ -205,13 +220,13 @@ def _attend(  # type: ignore[no-untyped-def]
         at = first + begin + tl.arange(0, block)
         if sequence:
             where = at
-            exists = at < length + columns
+            exists = at < length + depths
         else:
             depth = at - length
-            staged = (depth >= 0) & (depth < columns)
-            on_path = tl.load(paths + own * columns + depth, staged & (not together), 0)
+            staged = (depth >= 0) & (depth < depths)
+            on_path = tl.load(paths + own * depths + depth, staged & (not together), 0)
             where = tl.where(depth < 0, at, length + on_path)
-            exists = depth < columns
+            exists = depth < depths
         seen = (at[None, :] <= position[:, None]) & (at[None, :] >= oldest[:, None]) & exists[None, :]
         place = base + where.to(tl.int64) * size
         key = tl.load(keys + place[None, :] + feature[:, None], exists[None, :] & inside[:, None], 0.0)
@@ -233,10 +248,11 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(sums + made[:, None] * padded + feature[None, :], summed, there[:, None])
 
 
-@triton.jit(do_not_specialize=["window", "splits"])
+@triton.jit(do_not_specialize=["splits"])
 def _merge(  # type: ignore[no-untyped-def]
-    sums, marks, cells, positions, sinks, made, window, splits, queries: tl.constexpr, kv_heads: tl.constexpr,
-    size: tl.constexpr, padded: tl.constexpr, split: tl.constexpr, has_sinks: tl.constexpr, lanes: tl.constexpr,
+    sums, marks, cells, latest_seen, oldest_seen, sinks, made, splits, queries: tl.constexpr, kv_heads: tl.constexpr,
+    size: tl.constexpr, padded: tl.constexpr, split: tl.constexpr, has_sinks: tl.constexpr, windows: tl.constexpr,
+    lanes: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of a token in order, for the queries that share a key."""
     groups: tl.constexpr = queries // kv_heads
@@ -244,7 +260,11 @@ def _merge(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, lanes)
     there = lane < groups
     head = tl.program_id(1) * groups + lane
-    position = tl.load(positions + tl.load(cells + token))
+    cell = tl.load(cells + token)
+    latest = tl.load(latest_seen + cell)
+    begin = latest * 0
+    if windows:
+        begin = tl.load(oldest_seen + cell) // split
     feature = tl.arange(0, padded)
     base = (token * queries + head) * splits
     most = tl.full([lanes], float("-inf"), tl.float32)
@@ -253,8 +273,7 @@ def _merge(  # type: ignore[no-untyped-def]
         most = tl.load(sinks + head, there, 0.0)
         total = total + 1.0
     summed = tl.zeros([lanes, padded], tl.float32)
-    begin = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0) // split
-    for number in range(begin, position // split + 1):
+    for number in range(begin, latest // split + 1):
         mark = tl.load(marks + (base + number) * 2, there, 0.0)
         higher = tl.maximum(most, mark)
         kept = tl.exp(most - higher)
@@ -268,16 +287,13 @@ def _merge(  # type: ignore[no-untyped-def]
     tl.store(made + place, (summed / total[:, None]).to(made.dtype.element_ty), inside)
 
 
-def attend(
+def place(
     qkv: Tensor, heads: Heads, keys: Tensor, values: Tensor, at: Tokens, rope: tuple[Tensor, Tensor] | None,
-    window: int = 0, q_norm: Norm | None = None, k_norm: Norm | None = None, sinks: Tensor | None = None,
-    split: int = SPLIT,
+    q_norm: Norm | None = None, k_norm: Norm | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention [T, heads * D] of tokens whose queries, keys and values are `qkv` [T, (heads + 2 kv_heads) * D].
+    """Write tokens' keys and values from `qkv` to the cache; return their queries [T, heads, D]. See `attend`.
 
-    Their keys and values are written to `keys` and `values` [slots, kv_heads, C, D] first. `rope` has cosines and sines
-    [positions, rotated]; `window` is the number of latest positions that a token sees (0 = all), `sinks` [heads]
-    float32 are scores of keys without a value.
+    With no queries among the `heads`, there are only keys and values in `qkv` [T, 2 kv_heads * D].
     """
     count = len(qkv)
     size = heads.size
@@ -285,25 +301,49 @@ def attend(
     cosines, sines = rope or (keys, keys)
     q = torch.empty(count, heads.queries, size, dtype=qkv.dtype, device=qkv.device)
     norms = [norm or Norm(keys, 0.0, False, False) for norm in (q_norm, k_norm)]
-    lanes = triton.next_power_of_2(heads.queries // heads.keys)
     _place[(count, heads.keys)](
         qkv, q, keys, values, at.cells, at.slots, at.lengths, at.rotations, cosines, sines, norms[0].values,
-        norms[0].eps, norms[1].values, norms[1].eps, keys.shape[2], at.columns, heads.queries, heads.keys, size, padded,
-        0 if rope is None else cosines.shape[1], heads.in_turn, q_norm is not None, k_norm is not None, norms[0].twice,
-        norms[1].twice, lanes, num_warps=1, **SAME,
+        norms[0].eps, norms[1].values, norms[1].eps, keys.shape[2], at.columns, at.before, heads.queries, heads.keys,
+        size, padded, 0 if rope is None else cosines.shape[1], heads.in_turn, q_norm is not None, k_norm is not None,
+        norms[0].twice, norms[1].twice, _lanes(heads), num_warps=1, **SAME,
     )  # fmt: skip
+    return q
+
+
+def _lanes(heads: Heads) -> int:
+    """Lanes of a program for the queries that share a key."""
+    lanes: int = triton.next_power_of_2(max(1, heads.queries // heads.keys))
+    return lanes
+
+
+def attend(
+    qkv: Tensor, heads: Heads, keys: Tensor, values: Tensor, at: Tokens, sight: Sight,
+    rope: tuple[Tensor, Tensor] | None, q_norm: Norm | None = None, k_norm: Norm | None = None,
+    sinks: Tensor | None = None, split: int = SPLIT,
+) -> Tensor:  # fmt: skip
+    """Attention [T, heads * D] of tokens whose queries, keys and values are `qkv` [T, (heads + 2 kv_heads) * D].
+
+    Their keys and values are written to `keys` and `values` [slots, kv_heads, C, D] first. `rope` has cosines and sines
+    [positions, rotated]; `sinks` [heads] float32 are scores of keys without a value.
+    """
+    count = len(qkv)
+    size = heads.size
+    padded = max(16, triton.next_power_of_2(size))
+    q = place(qkv, heads, keys, values, at, rope, q_norm, k_norm)
     splits = triton.cdiv(at.end, split)
     sums = torch.empty(count, heads.queries, splits, padded, dtype=torch.float32, device=qkv.device)
     marks = torch.empty(count, heads.queries, splits, 2, dtype=torch.float32, device=qkv.device)
     tiles = triton.cdiv(heads.queries // heads.keys, _QUERIES)
+    oldest = given(sight.oldest, sight.latest)
+    windows = sight.oldest is not None
     _attend[(len(at.tokens) * at.columns * tiles, heads.keys, splits)](
-        q, keys, values, sums, marks, at.tokens, at.slots, at.lengths, at.positions, given(at.paths, at.tokens),
-        heads.scale, heads.softcap, window, keys.shape[2], at.columns, splits, heads.queries, heads.keys, size, padded,
-        split, min(_BLOCK, split), at.paths is None, heads.softcap > 0, **SAME,
+        q, keys, values, sums, marks, at.tokens, at.slots, at.lengths, sight.latest, oldest, given(at.paths, at.tokens),
+        heads.scale, heads.softcap, keys.shape[2], at.columns, at.depths, splits, heads.queries, heads.keys, size,
+        padded, split, min(_BLOCK, split), at.paths is None, heads.softcap > 0, windows, **SAME,
     )  # fmt: skip
     made = torch.empty(count, heads.queries * size, dtype=qkv.dtype, device=qkv.device)
     _merge[(count, heads.keys)](
-        sums, marks, at.cells, at.positions, given(sinks, marks), made, window, splits, heads.queries, heads.keys, size,
-        padded, split, sinks is not None, lanes, **SAME,
+        sums, marks, at.cells, sight.latest, oldest, given(sinks, marks), made, splits, heads.queries, heads.keys, size,
+        padded, split, sinks is not None, windows, _lanes(heads), **SAME,
     )  # fmt: skip
     return made

@@ -1,73 +1,31 @@
 """A Llama-like decoder's pass on a GPU, made of Triton kernels: the same bits for a token in every pass.
 
-The kernels read the modules' weights. Queries, keys and values of a layer come from one product, so these weights are
-put side by side, and the modules keep them as parts of the whole. Prompts run by the same kernels: how a prompt was
-cut, batched or cached doesn't change a bit either.
+Prompts run by the same kernels: how a prompt was cut, batched or cached doesn't change a bit either.
 
 Shapes: R rows, Q columns of a pass, T tokens, A taps, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from triton.errors import TritonError
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.kernel_decoder import PassColumns
 from eyas.targets.native.architectures import NOT_LIKE_LLAMA, described_decoder
-from eyas.targets.native.decoder import DecoderDescription, LayerParts
-from eyas.targets.native.forms import NormForm
-from eyas.targets.native.layer_trials import shortened
-from eyas.targets.native.library import Activation
-from eyas.targets.slots import KVShape, SlotCache
-from eyas.targets.triton.attention import Heads, Tokens, attend, paths_of
+from eyas.targets.native.decoder import DecoderDescription
+from eyas.targets.slots import SlotCache
+from eyas.targets.triton.attention import Tokens, paths_of
 from eyas.targets.triton.choice import HeadLogits
-from eyas.targets.triton.linear import Norm, Weight, linear, on_device_of
+from eyas.targets.triton.layers import TritonLayers, window_sight, without_triton_errors
+from eyas.targets.triton.linear import Weight, on_device_of
 from eyas.targets.triton.norm import normalize
-from eyas.targets.triton.packed_linears import TritonInt8Linear
 from eyas.tree.draft_tree import cells
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A layer's weights and norms."""
-
-    qkv: Weight
-    out: Weight
-    gate: Weight | None
-    up: Weight
-    down: Weight
-    input_norm: Norm | None
-    mlp_norm: Norm | None
-    q_norm: Norm | None
-    k_norm: Norm | None
-    attention_out_norm: Norm | None
-    mlp_out_norm: Norm | None
-    sinks: Tensor | None  # [heads] float32
-    rope: int | None
-    """Index of the RoPE table; None = no RoPE."""
-    window: int
-    """Number of latest positions that a token sees; 0 = all."""
-    attention_factor: float
-    mlp_factor: float
-    """Factors of what attention and MLP add to the residual."""
-
-
-@contextmanager
-def _without_triton_errors() -> Iterator[None]:
-    """Raise UnsupportedModelError where a kernel can't be compiled for this device, or needs more than it has."""
-    try:
-        yield
-    except TritonError as error:
-        raise UnsupportedModelError(f"triton: {type(error).__name__}: {error}") from error
 
 
 def triton_decoder(model: Any) -> TritonDecoder:
@@ -79,80 +37,42 @@ def triton_decoder(model: Any) -> TritonDecoder:
         raise UnsupportedModelError(why) from error
 
 
-class TritonDecoder:
+class TritonDecoder(TritonLayers):
     """The layers, final norm and head of a decoder."""
 
     name = "triton"
 
     def __init__(self, description: DecoderDescription) -> None:
         """Raises UnsupportedModelError for parts that the kernels don't compute; no weight has been moved then."""
-        layers, norm, head, heads, self._rope_tables, embedding, self._dtype, form = description
-        odd = (heads.latent.rank, heads.gated, form.mix, form.fuse, form.returns_normed)
-        if any(odd) or form.activation == Activation.CLIPPED or isinstance(head, type(None)):
-            raise UnsupportedModelError("it has parts that only passes on a CPU compute")
-        if not isinstance(embedding, Tensor) or not embedding.is_contiguous():
-            raise UnsupportedModelError("its embedding isn't row-major")
-        for layer in layers:
-            _check(layer)
-        self._heads = Heads(heads.queries, heads.keys, heads.size, heads.scale, heads.softcap, heads.interleaved)
-        self._activation = form.activation
-        self._in_parallel = form.parallel_residual
-        self._limit = form.limit
-        self._embedding = embedding
+        form, head = description.form, description.head
+        of_drafters = [part for layer in description.layers for part in (layer.embedding_norm, layer.normed_residual)]
+        if head is None or any((form.mix, form.fuse, form.returns_normed, *of_drafters)):
+            raise UnsupportedModelError("it has parts that only drafters have")
+        self._head = Weight.of(head)
+        super().__init__(description)
         self._scale = form.embedding_scale
         self._positions = form.positions
-        self._norm = self._normed(norm)
-        self._head = Weight.of(head)
-        for linears in map(_linears, layers):
-            for module in linears:
-                Weight.of(module)
-        self._layers = [self._layer(layer) for layer in layers]
-        self._tables: list[tuple[Tensor, Tensor]] = []  # [positions, rotated] of each RoPE
-        self._outgrown: list[Any] = []  # recorded passes may still read them
-
-    @property
-    def _device(self) -> torch.device:
-        return self._embedding.device
-
-    def _normed(self, norm: nn.Module | None) -> Norm | None:
-        if norm is None or isinstance(norm, nn.Identity):
-            return None
-        return Norm.of(NormForm.of(norm, self._dtype), self._dtype)
-
-    def _layer(self, layer: LayerParts) -> _Layer:
-        attention, mlp = layer.attention, layer.mlp
-        input_norm, mlp_norm, _, q_norm, k_norm, attention_out_norm, mlp_out_norm = map(self._normed, layer.norms)
-        gate: Weight | None = None
-        if hasattr(mlp, "gate_up_proj"):
-            both = Weight.of(mlp.gate_up_proj)
-            gate, up = (both.rows(first, both.outputs // 2) for first in (0, both.outputs // 2))
-        else:
-            gate, up = Weight.of(mlp.gate_proj) if hasattr(mlp, "gate_proj") else None, Weight.of(mlp.up_proj)
-        if hasattr(attention, "qkv_proj"):
-            qkv = Weight.of(attention.qkv_proj)
-        else:
-            qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        if qkv.outputs != self._heads.width:
-            raise UnsupportedModelError(f"{qkv.outputs} queries, keys and values for heads of {self._heads.size}")
-        return _Layer(
-            qkv, Weight.of(attention.o_proj), gate, up, Weight.of(mlp.down_proj), input_norm, mlp_norm, q_norm, k_norm,
-            attention_out_norm, mlp_out_norm,
-            None if layer.sinks is None else layer.sinks.detach().float().contiguous(), layer.rope, layer.window or 0,
-            layer.factors.attention, layer.factors.mlp,
-        )  # fmt: skip
 
     def run_columns(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `KernelDecoder`; of a tree, too, final states."""
-        with on_device_of(columns.tokens):
+        rows, end, lengths, tokens, tree, layout = columns
+        with on_device_of(tokens):
             self._grow(cache.capacity)
-            tokens, layout = columns.tokens, columns.layout
-            at = self._tokens(columns)
+            count, width = tokens.shape
+            depth = torch.arange(width, device=self._device).unsqueeze(0) if tree is None else tree.depth
+            positions = (lengths.unsqueeze(1) + depth).expand(count, -1)
+            paths = None
+            if tree is not None and width > 1:
+                paths = paths_of(tree.ancestors.expand(count, -1, -1), depth.expand(count, -1))
+            at = self._tokens(rows, end, lengths, positions, paths, layout)
+            seen = positions.to(torch.int32).contiguous()
+            sights = {window: window_sight(seen, window) for window in {layer.window for layer in self._layers}}
             ids = tokens.flatten() if layout is None else layout.gather(tokens)[0]
             x = self._embedded(ids, at)
             kept = {}
             for number, layer in enumerate(self._layers):
                 kept[number] = x
-                x = self._run_layer(layer, x, at, *cache.of_layer(number), self._tables)
+                x = self._run_layer(layer, x, at, sights[layer.window], *cache.of_layer(number), self._tables)
             kept[len(self._layers)] = x
             final = x if self._norm is None else normalize(x, self._norm)
             kept[len(self._layers) + 1] = final
@@ -171,28 +91,6 @@ class TritonDecoder:
         """See `KernelDecoder`: no layer is recurrent."""
         return
 
-    def _tokens(self, columns: PassColumns) -> Tokens:
-        """Where the tokens of a pass are, and what they see."""
-        rows, end, lengths, tokens, tree, layout = columns
-        count, width = tokens.shape
-        depth = torch.arange(width, device=self._device).unsqueeze(0) if tree is None else tree.depth
-        positions = lengths.unsqueeze(1) + depth
-        own = cells(count, width, self._device)
-        if layout is None:
-            of_tokens, token_of = own.flatten(), own
-        else:
-            of_tokens = layout.cell_index
-            token_of = torch.full_like(own.flatten(), -1)
-            token_of = token_of.scatter(0, of_tokens, torch.arange(len(of_tokens), device=self._device)).view(own.shape)
-        paths = None
-        if tree is not None and width > 1:
-            paths = paths_of(tree.ancestors.expand(count, -1, -1), depth.expand(count, -1))
-        rotations = positions if self._limit is None else positions.clamp(max=self._limit - 1)
-        narrow = (part.to(torch.int32) for part in (of_tokens, token_of, lengths, positions, rotations))
-        of_tokens, token_of, lengths, positions, rotations = narrow
-        slots = torch.arange(rows.start, rows.stop, dtype=torch.int32, device=self._device)
-        return Tokens(of_tokens, token_of, slots, lengths, positions, rotations, paths, end)
-
     def _embedded(self, ids: Tensor, at: Tokens) -> Tensor:
         x = F.embedding(ids, self._embedding)
         if self._scale != 1.0:
@@ -200,56 +98,6 @@ class TritonDecoder:
         if self._positions is not None:
             x = x + F.embedding(at.rotations.flatten()[at.cells], self._positions)
         return x
-
-    def _run_layer(
-        self,
-        layer: _Layer,
-        x: Tensor,
-        at: Tokens,
-        keys: Tensor,
-        values: Tensor,
-        tables: Sequence[tuple[Tensor, Tensor]],
-    ) -> Tensor:
-        qkv = linear(x, layer.qkv, layer.input_norm)
-        q_norm = layer.q_norm
-        k_norm = layer.k_norm
-        if q_norm is not None and k_norm is not None and q_norm.width != self._heads.size:  # over all heads together
-            first = self._heads.queries * self._heads.size
-            second = first + self._heads.keys * self._heads.size
-            normalize(qkv[:, :first], q_norm, made=qkv[:, :first])
-            normalize(qkv[:, first:second], k_norm, made=qkv[:, first:second])
-            q_norm = k_norm = None
-        rope = None if layer.rope is None else tables[layer.rope]
-        mixed = attend(qkv, self._heads, keys, values, at, rope, layer.window, q_norm, k_norm, layer.sinks)
-        if self._in_parallel:
-            beside = linear(mixed, layer.out, factor=layer.attention_factor)
-            return self._run_mlp(layer, x, x, beside)
-        if layer.attention_out_norm is None:
-            x = linear(mixed, layer.out, residual=x, factor=layer.attention_factor)
-        else:
-            x = normalize(linear(mixed, layer.out), layer.attention_out_norm, x, layer.attention_factor)
-        return self._run_mlp(layer, x, x, None)
-
-    def _run_mlp(self, layer: _Layer, x: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
-        if layer.gate is None:
-            inner = linear(x, layer.up, layer.mlp_norm, activation=self._activation)
-        else:
-            inner = linear(x, layer.gate, layer.mlp_norm, layer.up, self._activation)
-        if layer.mlp_out_norm is None:
-            return linear(inner, layer.down, beside=beside, residual=residual, factor=layer.mlp_factor)
-        return normalize(linear(inner, layer.down), layer.mlp_out_norm, residual, layer.mlp_factor)
-
-    def _grow(self, positions: int) -> None:
-        """Extend the RoPE tables to at least `positions`, but not beyond the longest sequence."""
-        wanted = min(positions, self._limit or positions)
-        if self._rope_tables and (not self._tables or len(self._tables[0][0]) < wanted):
-            self._outgrown.append(self._tables)
-            self._tables = self._tables_of(torch.arange(wanted, device=self._device))
-
-    def _tables_of(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Cosines and sines [S, rotated] at positions [S], for each RoPE."""
-        made = [tables(positions.unsqueeze(0)) for tables in self._rope_tables]
-        return [(cosines[0].float().contiguous(), sines[0].float().contiguous()) for cosines, sines in made]
 
     # what trials at load ask (`layer_trials.TriedDecoder`)
 
@@ -273,24 +121,7 @@ class TritonDecoder:
         present = tuple(getattr(layer, name) is None for name in ("gate", "input_norm", "q_norm", "sinks"))
         return layer.rope, layer.window, layer.attention_factor, layer.mlp_factor, present
 
-    @_without_triton_errors()
-    @torch.inference_mode()
-    def alone(
-        self, index: int, positions: Tensor, rope: int, cut: int, states: Tensor, shapes: tuple[KVShape, KVShape] | None
-    ) -> Tensor:
-        """See `TriedDecoder`."""
-        count = len(states)
-        cache = SlotCache([shapes], 1, torch.float32, states.device, count)
-        steps = torch.arange(count, device=states.device)
-        lone = copy.copy(self)
-        lone._limit = None
-        at = lone._tokens(PassColumns(range(1), count, steps.new_zeros(1), steps.unsqueeze(0), None))
-        layer = self._layers[index]
-        layer = replace(layer, rope=None if rope < 0 else rope, window=layer.window and shortened(layer.window, cut))
-        with on_device_of(states):
-            return lone._run_layer(layer, states, at, *cache.of_layer(0), self._tables_of(positions))
-
-    @_without_triton_errors()
+    @without_triton_errors()
     @torch.inference_mode()
     def whole(self, tokens: Tensor, shapes: Sequence[Any]) -> tuple[Sequence[Tensor], Tensor]:
         """See `TriedDecoder`."""
@@ -299,32 +130,3 @@ class TritonDecoder:
         columns = PassColumns(range(1), count, tokens.new_zeros(1), tokens, None)
         final, taps = self.run_columns(cache, columns, range(len(self._layers) + 1))
         return taps.unbind(1), self.logits(final, cells(1, count, tokens.device), None).rows
-
-
-def _check(layer: LayerParts) -> None:
-    """Raise UnsupportedModelError for a layer with parts that the kernels don't compute."""
-    odd = (layer.recurrent, layer.routed, layer.embedding_norm, layer.normed_residual or None)
-    if layer.attention is None or layer.mlp is None or any(part is not None for part in odd):
-        raise UnsupportedModelError("a layer has other parts than attention and an MLP")
-    if layer.factors.gate != 1.0:
-        raise UnsupportedModelError("gates of an MLP are scaled")
-
-
-def _linears(layer: LayerParts) -> list[nn.Module]:
-    """The linears of a layer."""
-    names = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
-    return [getattr(part, name) for part in (layer.attention, layer.mlp) for name in names if hasattr(part, name)]
-
-
-def _joined(modules: Sequence[nn.Module]) -> Weight:
-    """The weights of linears with the same input as one weight; each module keeps its own as a part of it."""
-    whole = Weight.joined([Weight.of(module) for module in modules])
-    first = 0
-    for module in modules:
-        part = whole.rows(first, Weight.of(module).outputs)
-        first += part.outputs
-        if isinstance(module, nn.Linear):
-            module.weight.data = part.values
-        elif isinstance(module, TritonInt8Linear):
-            module.hold(replace(part, bias=module.bias))
-    return whole

@@ -1,0 +1,251 @@
+"""The layers of a Llama-like decoder on a GPU, a target's or a drafter's, as Triton kernels take and run them.
+
+The kernels read the modules' weights. Queries, keys and values of a layer come from one product, so these weights are
+put side by side, and the modules keep them as parts of the whole.
+
+Shapes: R rows, Q columns of a pass, T tokens, H hidden size, W width of a drafter's first input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from triton.errors import TritonError
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.attention import RaggedLayout
+from eyas.targets.native.decoder import DecoderDescription, LayerParts
+from eyas.targets.native.forms import NormForm
+from eyas.targets.native.layer_trials import shortened
+from eyas.targets.native.library import Activation
+from eyas.targets.slots import KVShape, SlotCache
+from eyas.targets.triton.attention import Heads, Sight, Tokens, attend
+from eyas.targets.triton.linear import Norm, Weight, linear, on_device_of
+from eyas.targets.triton.norm import normalize
+from eyas.targets.triton.packed_linears import TritonInt8Linear
+from eyas.tree.draft_tree import cells
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """A layer's weights and norms."""
+
+    qkv: Weight
+    out: Weight
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    input_norm: Norm | None
+    mlp_norm: Norm | None
+    embedding_norm: Norm | None
+    q_norm: Norm | None
+    k_norm: Norm | None
+    attention_out_norm: Norm | None
+    mlp_out_norm: Norm | None
+    sinks: Tensor | None  # [heads] float32
+    rope: int | None
+    """Index of the RoPE table; None = no RoPE."""
+    window: int
+    """Number of latest positions that a token sees; 0 = all."""
+    attention_factor: float
+    mlp_factor: float
+    """Factors of what attention and MLP add to the residual."""
+
+
+@contextmanager
+def without_triton_errors() -> Iterator[None]:
+    """Raise UnsupportedModelError where a kernel can't be compiled for this device, or needs more than it has."""
+    try:
+        yield
+    except TritonError as error:
+        raise UnsupportedModelError(f"triton: {type(error).__name__}: {error}") from error
+
+
+class TritonLayers:
+    """The layers of a decoder, its embedding and its RoPE tables."""
+
+    def __init__(self, description: DecoderDescription) -> None:
+        """Raises UnsupportedModelError for parts that the kernels don't compute; no weight has been moved then."""
+        layers, norm, _, heads, self._rope_tables, embedding, self._dtype, form = description
+        if heads.latent.rank or heads.gated or form.activation == Activation.CLIPPED:
+            raise UnsupportedModelError("it has parts that only passes on a CPU compute")
+        if not isinstance(embedding, Tensor) or not embedding.is_contiguous():
+            raise UnsupportedModelError("its embedding isn't row-major")
+        for layer in layers:
+            _check(layer)
+        self._heads = Heads(heads.queries, heads.keys, heads.size, heads.scale, heads.softcap, heads.interleaved)
+        self._activation = form.activation
+        self._in_parallel = form.parallel_residual
+        self._limit = form.limit
+        self._embedding = embedding
+        self._norm = self._normed(norm)
+        for linears in map(_linears, layers):
+            for module in linears:
+                Weight.of(module)
+        self._layers = [self._layer(layer) for layer in layers]
+        self._tables: list[tuple[Tensor, Tensor]] = []  # [positions, rotated] of each RoPE
+        self._outgrown: list[Any] = []  # recorded passes may still read them
+
+    @property
+    def _device(self) -> torch.device:
+        return self._embedding.device
+
+    def _normed(self, norm: nn.Module | None) -> Norm | None:
+        if norm is None or isinstance(norm, nn.Identity):
+            return None
+        return Norm.of(NormForm.of(norm, self._dtype), self._dtype)
+
+    def _layer(self, layer: LayerParts) -> DecoderLayer:
+        attention, mlp = layer.attention, layer.mlp
+        input_norm, mlp_norm, embedding_norm, q_norm, k_norm, attention_out_norm, mlp_out_norm = map(
+            self._normed, layer.norms
+        )
+        gate: Weight | None = None
+        if hasattr(mlp, "gate_up_proj"):
+            both = Weight.of(mlp.gate_up_proj)
+            gate, up = (both.rows(first, both.outputs // 2) for first in (0, both.outputs // 2))
+        else:
+            gate, up = Weight.of(mlp.gate_proj) if hasattr(mlp, "gate_proj") else None, Weight.of(mlp.up_proj)
+        if hasattr(attention, "qkv_proj"):
+            qkv = Weight.of(attention.qkv_proj)
+        else:
+            qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        if qkv.outputs != self._heads.width:
+            raise UnsupportedModelError(f"{qkv.outputs} queries, keys and values for heads of {self._heads.size}")
+        return DecoderLayer(
+            qkv, Weight.of(attention.o_proj), gate, up, Weight.of(mlp.down_proj), input_norm, mlp_norm,
+            embedding_norm, q_norm, k_norm, attention_out_norm, mlp_out_norm,
+            None if layer.sinks is None else layer.sinks.detach().float().contiguous(), layer.rope, layer.window or 0,
+            layer.factors.attention, layer.factors.mlp,
+        )  # fmt: skip
+
+    def _tokens(
+        self, rows: range, end: int, lengths: Tensor, positions: Tensor, paths: Tensor | None,
+        layout: RaggedLayout | None, before: int = 0,
+    ) -> Tokens:  # fmt: skip
+        """Tokens at `positions` [R, Q], behind the `lengths` [R] committed columns of `rows`."""
+        own = cells(*positions.shape, self._device)
+        if layout is None:
+            of_tokens, token_of = own.flatten(), own
+        else:
+            of_tokens = layout.cell_index
+            token_of = torch.full_like(own.flatten(), -1)
+            token_of = token_of.scatter(0, of_tokens, torch.arange(len(of_tokens), device=self._device)).view(own.shape)
+        rotations = positions if self._limit is None else positions.clamp(max=self._limit - 1)
+        narrow = (part.to(torch.int32).contiguous() for part in (of_tokens, token_of, lengths, rotations))
+        of_tokens, token_of, lengths, rotations = narrow
+        slots = torch.arange(rows.start, rows.stop, dtype=torch.int32, device=self._device)
+        return Tokens(of_tokens, token_of, slots, lengths, rotations, paths, end, before)
+
+    def _run_layer(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        at: Tokens,
+        sight: Sight,
+        keys: Tensor,
+        values: Tensor,
+        tables: Sequence[tuple[Tensor, Tensor]],
+        wide: Tensor | None = None,
+    ) -> Tensor:
+        """The states [T, H] that leave a layer, of those x that enter it; attention reads `wide` [T, W] if given."""
+        qkv = linear(x, layer.qkv, layer.input_norm) if wide is None else linear(wide, layer.qkv)
+        q_norm = layer.q_norm
+        k_norm = layer.k_norm
+        if q_norm is not None and k_norm is not None and q_norm.width != self._heads.size:  # over all heads together
+            first = self._heads.queries * self._heads.size
+            second = first + self._heads.keys * self._heads.size
+            normalize(qkv[:, :first], q_norm, made=qkv[:, :first])
+            normalize(qkv[:, first:second], k_norm, made=qkv[:, first:second])
+            q_norm = k_norm = None
+        rope = None if layer.rope is None else tables[layer.rope]
+        mixed = attend(qkv, self._heads, keys, values, at, sight, rope, q_norm, k_norm, layer.sinks)
+        if self._in_parallel:
+            beside = linear(mixed, layer.out, factor=layer.attention_factor)
+            return self._run_mlp(layer, x, x, beside)
+        if layer.attention_out_norm is None:
+            x = linear(mixed, layer.out, residual=x, factor=layer.attention_factor)
+        else:
+            x = normalize(linear(mixed, layer.out), layer.attention_out_norm, x, layer.attention_factor)
+        return self._run_mlp(layer, x, x, None)
+
+    def _run_mlp(self, layer: DecoderLayer, x: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
+        if layer.gate is None:
+            inner = linear(x, layer.up, layer.mlp_norm, activation=self._activation)
+        else:
+            inner = linear(x, layer.gate, layer.mlp_norm, layer.up, self._activation)
+        if layer.mlp_out_norm is None:
+            return linear(inner, layer.down, beside=beside, residual=residual, factor=layer.mlp_factor)
+        return normalize(linear(inner, layer.down), layer.mlp_out_norm, residual, layer.mlp_factor)
+
+    def _grow(self, positions: int) -> None:
+        """Extend the RoPE tables to at least `positions`, but not beyond the longest sequence."""
+        wanted = min(positions, self._limit or positions)
+        if self._rope_tables and (not self._tables or len(self._tables[0][0]) < wanted):
+            self._outgrown.append(self._tables)
+            self._tables = self._tables_of(torch.arange(wanted, device=self._device))
+
+    def _tables_of(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines [S, rotated] at positions [S], for each RoPE."""
+        made = [tables(positions.unsqueeze(0)) for tables in self._rope_tables]
+        return [(cosines[0].float().contiguous(), sines[0].float().contiguous()) for cosines, sines in made]
+
+    @without_triton_errors()
+    @torch.inference_mode()
+    def alone(
+        self, index: int, positions: Tensor, rope: int, cut: int, states: Tensor,
+        shapes: tuple[KVShape, KVShape] | None, wide: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `TriedDecoder`; for `wide`, see `_run_layer`."""
+        count = len(states)
+        cache = SlotCache([shapes], 1, torch.float32, states.device, count)
+        steps = torch.arange(count, device=states.device).unsqueeze(0)
+        lone = copy.copy(self)
+        lone._limit = None
+        at = lone._tokens(range(1), count, steps.new_zeros(1), steps, None, None)
+        layer = self._layers[index]
+        layer = replace(layer, rope=None if rope < 0 else rope)
+        sight = window_sight(at.rotations, layer.window and shortened(layer.window, cut))
+        tables = self._tables_of(positions)
+        with on_device_of(states):
+            return lone._run_layer(layer, states, at, sight, *cache.of_layer(0), tables, wide)
+
+
+def window_sight(positions: Tensor, window: int) -> Sight:
+    """What tokens at `positions` [R, Q] int32 see: themselves and what comes before, the latest `window` (0 = all)."""
+    return Sight(positions, (positions - (window - 1)).clamp(min=0) if window else None)
+
+
+def _check(layer: LayerParts) -> None:
+    """Raise UnsupportedModelError for a layer with parts that the kernels don't compute."""
+    odd = (layer.recurrent, layer.routed)
+    if layer.attention is None or layer.mlp is None or any(part is not None for part in odd):
+        raise UnsupportedModelError("a layer has other parts than attention and an MLP")
+    if layer.factors.gate != 1.0:
+        raise UnsupportedModelError("gates of an MLP are scaled")
+
+
+def _linears(layer: LayerParts) -> list[nn.Module]:
+    """The linears of a layer."""
+    names = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+    return [getattr(part, name) for part in (layer.attention, layer.mlp) for name in names if hasattr(part, name)]
+
+
+def _joined(modules: Sequence[nn.Module]) -> Weight:
+    """The weights of linears with the same input as one weight; each module keeps its own as a part of it."""
+    whole = Weight.joined([Weight.of(module) for module in modules])
+    first = 0
+    for module in modules:
+        part = whole.rows(first, Weight.of(module).outputs)
+        first += part.outputs
+        if isinstance(module, nn.Linear):
+            module.weight.data = part.values
+        elif isinstance(module, TritonInt8Linear):
+            module.hold(replace(part, bias=module.bias))
+    return whole
