@@ -22,7 +22,6 @@ import jsonschema
 import numpy as np
 
 from benchmarks.harness import Output, report, script
-from eyas.assets import named_target
 from eyas.errors import EyasError
 from eyas.serve.tools.calling import tool_call_grammar
 from eyas.serve.tools.grammar_trials import GrammarTrials
@@ -220,8 +219,8 @@ def main(
     smaller, larger = models
     vocabularies = {
         "32k, byte fallback": lambda: byte_fallback(32_000),
-        smaller or "49k, byte level": lambda: load_tokenizer(named_target(smaller)) if smaller else byte_level(49_152),
-        larger or "152k, byte level": lambda: load_tokenizer(named_target(larger)) if larger else byte_level(151_936),
+        smaller or "49k, byte level": lambda: load_tokenizer(smaller) if smaller else byte_level(49_152),
+        larger or "152k, byte level": lambda: load_tokenizer(larger) if larger else byte_level(151_936),
         "262k, byte fallback": lambda: byte_fallback(262_144),
     }
     results = {}

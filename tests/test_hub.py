@@ -12,7 +12,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 import eyas.hub
 from eyas.drafters.loading import local_directory
 from eyas.errors import MissingModelError, ModelError
-from eyas.hub import find_model
+from eyas.hub import find_model, find_target
 from eyas.targets.loading import read_config, resolve_dtype
 from eyas.targets.tokenizers import load_tokenizer
 
@@ -99,7 +99,7 @@ def test_without_the_hub_its_cache_is_read(
     folder = save_target(tmp_path)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(folder / "config.json"))
     assert find_model("owner/name") == str(folder)
-    assert read_config("owner/name").model_type == "llama"
+    assert read_config(find_target("owner/name")).model_type == "llama"
     assert len(load_tokenizer("owner/name")) > 0
     assert resolve_dtype("float32", "owner/name") is not None
     assert local_directory("owner/name") == folder

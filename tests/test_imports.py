@@ -56,7 +56,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf_target": frozenset(
         "errors files gguf gguf_companions gguf_config gguf_tokenizer gguf_vocabulary cache runtime".split()
     ),
-    "assets": frozenset({"gguf_target"}),
+    "assets": frozenset(),
     "hub": frozenset({"assets", "errors", "gguf_target"}),
     "recipes": frozenset({"config", "errors", "plugins"}),
     "tables": frozenset(),

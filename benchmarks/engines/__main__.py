@@ -39,7 +39,6 @@ from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.kinds import KINDS
 from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
-from eyas.gguf_target import weights_file
 from eyas.hub import find_drafter, find_target
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import ServedTarget
@@ -86,7 +85,7 @@ class TargetFolder(NamedTuple):
     def at(cls, name: str, folder: Path) -> TargetFolder:
         """The target of a name; a GGUF file is converted to transformers' format in `folder`."""
         found = find_target(name)
-        file = weights_file(found)
+        file = found.gguf
         if file is None:
             return cls(Path(found), None)
         read_model(found, read_config(found), torch.float32).save_pretrained(folder)

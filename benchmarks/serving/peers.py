@@ -39,7 +39,6 @@ from eyas.bench.serving.report import ServeReport
 from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import UsageError
-from eyas.gguf_target import weights_file
 from eyas.hub import find_target
 from eyas.targets import load_tokenizer
 from eyas.types import SamplingParams
@@ -140,7 +139,7 @@ def main(
     ]
     measured = partial(compare, items=items, params=params)
     peers: dict[str, Callable[..., ServerProcess]] = {}
-    own_file = weights_file(find_target(pair.target))
+    own_file = find_target(pair.target).gguf
     if vllm is not None:
         if own_file is not None:
             raise UsageError("--vllm: vLLM reads only folders; dequantize the target into one")

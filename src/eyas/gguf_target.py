@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eyas.cache.folder import made_in_cache
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
 from eyas.gguf_companions import is_model
 from eyas.runtime import LOADING
+
+if TYPE_CHECKING:
+    from eyas.gguf import Gguf
 
 GGUF_SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
@@ -104,21 +108,19 @@ def _converted_folder(file: Path, folder: Path) -> Path:
             size = file.stat().st_size / 1e6
             LOADING.info("reading the config and tokenizer of %s (%.0f MB), kept in %s", file, size, folder)
             with writing_folder(folder) as made:
-                _convert(file, made)
+                _convert(opened, made)
                 write_text(made / WEIGHTS, str(file))
     return folder
 
 
-def _convert(file: Path, folder: Path) -> None:
+def _convert(opened: Gguf, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file in transformers' format."""
     from transformers import GenerationConfig
 
-    from eyas.gguf import Gguf  # it imports torch
     from eyas.gguf_config import Model
     from eyas.gguf_tokenizer import build_tokenizer
     from eyas.gguf_vocabulary import read_scheme, read_vocabulary
 
-    opened = Gguf(file)
     config = Model.read(opened).config()
     scheme = read_scheme(opened)
     config.save_pretrained(folder)

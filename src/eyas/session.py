@@ -19,7 +19,7 @@ from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
 from eyas.runtime import return_freed_memory
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import quantize_kv_cache, resolve_device, resolve_dtype
+from eyas.targets.loading import quantize_kv_cache
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
@@ -43,13 +43,10 @@ class Session:
 
         Raises UsageError and ModelError.
         """
-        options.check()
+        files = options.check()
         template = None if options.chat_template is None else read_chat_template(options.chat_template)
-        if modules:
-            dtype = resolve_dtype(options.dtype, options.model, resolve_device(options.device))
-            options = replace(options, dtype=dtype)
         target = load_target(
-            options.model,
+            files,
             dtype=options.dtype,
             device=options.device,
             attention=options.attention,
@@ -58,9 +55,10 @@ class Session:
             quantize=options.quantize,
             keep_panels=options.keep_panels,
             kernels=options.kernels,
+            modules=modules,
         )
         quantize_kv_cache(target, options.kv_cache_dtype)
-        tokenizer = load_tokenizer(options.model, template)
+        tokenizer = load_tokenizer(files, template)
         return_freed_memory()
         return cls(target, tokenizer, options.model)
 

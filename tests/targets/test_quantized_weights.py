@@ -78,7 +78,7 @@ def test_families_with_experts_and_latents(
     """In float32, with inputs as they are, logits are those of the float model; else speculation is lossless."""
     meant = quantized.write(tmp_path, name, family=family, **tiny.fitting(family), **FAMILIES[family])
     monkeypatch.setattr("eyas.targets.loading._half_may_be_native", lambda *_: False)
-    monkeypatch.setattr("eyas.targets.loading.resolve_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr("eyas.targets.loading._dtype_in_use", lambda *_: torch.float32)
     target = load_target(tmp_path, device="cpu", dtype="auto")
     assert target.native is not None
     stacks = [part for part in packed_in(target.model).values() if part.stacked]

@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from eyas.errors import ModelError
+from eyas.hub import find_target
 from eyas.session import load
 from eyas.targets.tokenizers import load_tokenizer, stop_token_origins, turn_end_ids
 from eyas.types import Request
@@ -84,7 +85,7 @@ def test_the_origins_are_those_of_what_the_engine_stops_at(
     (tmp_path / "generation_config.json").unlink()
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    found = stop_token_origins(tmp_path, load_tokenizer(tmp_path))
+    found = stop_token_origins(find_target(tmp_path), load_tokenizer(tmp_path))
     in_chats = {2: "the tokenizer's w2, in chats: the template ends turns with it"}
     assert found == dict.fromkeys(ids, file) | in_chats
     engine = load(tmp_path, device="cpu")

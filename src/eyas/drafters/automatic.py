@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from eyas.assets import PUBLISHED, named_target
+from eyas.assets import PUBLISHED
 from eyas.drafters.checkpoint import PROVENANCE
 from eyas.drafters.files import CONFIG, Headers, read_headers
-from eyas.drafters.formats.gguf_heads import companion_of, holds_heads
+from eyas.drafters.formats.gguf_heads import find_heads, holds_heads
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.errors import CheckpointError, EyasError
 from eyas.gguf import Gguf
 from eyas.gguf_companions import companions, without_quantization
-from eyas.gguf_target import named_file, weights_file
-from eyas.hub import find_target
-from eyas.targets.adapters import base_of
+from eyas.hub import ModelFiles, find_target
 from eyas.targets.loading import read_config
 
 RUNS = Path("runs")
@@ -60,48 +58,45 @@ class Published(NamedTuple):
 
 def candidates(model: str | Path) -> Iterator[Candidate]:
     """Yield the drafters for a target on this machine, the first choice first; whether one fits shows when it loads."""
-    file = named_file(named_target(model)) or _file_of(model)
-    if file is not None:
-        for each in companions(file):
+    files = find_target(model)
+    if files.gguf is not None:
+        for each in companions(files.gguf):
             yield Candidate(str(each), "next to the model's file")
-    if (told := heads_of_model(model)) is not None:
+    if (told := _heads_of_model(files)) is not None:
         yield Candidate(None, told)
-    for pair in published(model):
+    names = _names(model, files)
+    for pair in _published_as(names):
         if (copy := local_copy(pair.drafter, model)) is not None:
             yield Candidate(copy, f"published for {pair.target} ({pair.kind})")
     for run in own_runs():
         made_for, trained_for = _origin(run)
-        same = _plain(made_for) in _names(model)
+        same = _plain(made_for) in names
         yield Candidate(str(run), "one of your own runs", None if same else trained_for)
 
 
-def heads_of_model(model: str | Path) -> str | None:
+def _heads_of_model(files: ModelFiles) -> str | None:
     """Where a target's own MTP heads are, in words; None = none, or the files aren't on this machine."""
-    folder = Path(base_of(find_target(model)))
-    file = weights_file(folder)
-    if file is not None:
-        return _heads_in(Gguf(file))
+    base = files.base
+    if base.gguf is not None:
+        return "in the model's file" if holds_heads(Gguf(base.gguf)) else None
+    folder = Path(base.source)
     if not folder.is_dir():
-        if (cached := _cached(str(folder))) is None:
+        if (cached := _cached(base.source)) is None:
             return None
         folder = Path(cached)
-    modules = find_modules(_headers(folder).tensors, read_config(str(folder)).get_text_config().num_hidden_layers)
+    layers = read_config(ModelFiles(str(folder))).get_text_config().num_hidden_layers
+    modules = find_modules(_headers(folder).tensors, layers)
     return None if modules is None else f"in the checkpoint ({modules.layout.family}'s layout)"
-
-
-def _heads_in(file: Gguf) -> str | None:
-    return "in the model's file" if holds_heads(file) else None
 
 
 def advice(model: str | Path) -> str | None:
     """One line about the drafter that comes with a target, and how to use it; None if none does or it can't be read."""
     try:
-        file = _file_of(model)
-        opened = None if file is None else Gguf(file)
-        companion = None if opened is None or holds_heads(opened) else companion_of(opened)
-        if companion is not None:
-            return f"{model} has a drafter next to it, {companion.name}: {_USE}"
-        told = heads_of_model(model) if opened is None else _heads_in(opened)
+        files = find_target(model)
+        heads = find_heads(Path(files.source))  # raises an error for a GGUF file that has none
+        if heads is not None and heads != files.gguf:
+            return f"{model} has a drafter next to it, {heads.name}: {_USE}"
+        told = _heads_of_model(files)
     except EyasError:  # whatever it is, loading the model reports it
         return None
     return None if told is None else f"{model} comes with a drafter, MTP heads {told}: {_USE}"
@@ -117,11 +112,6 @@ def _headers(folder: Path) -> Headers:
         return Headers()
 
 
-def _file_of(model: str | Path) -> Path | None:
-    """The GGUF file of a target, which may be given as the folder that was made from it."""
-    return weights_file(find_target(model))
-
-
 @cache
 def _table() -> list[Published]:
     held: dict[str, Any] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
@@ -133,19 +123,22 @@ def _table() -> list[Published]:
 
 def published(model: str | Path) -> list[Published]:
     """The published drafters of a model, known by its name: that of its folder, file or repository."""
-    names = _names(model)
+    return _published_as(_names(model, find_target(model)))
+
+
+def _published_as(names: set[str]) -> list[Published]:
+    """The published drafters of a model with one of these names."""
     return [pair for pair in _table() if _plain(pair.target) in names]
 
 
-def _names(model: str | Path) -> set[str]:
+def _names(model: str | Path, files: ModelFiles) -> set[str]:
     """What a target may be called, each as `_plain` writes it."""
     names: list[Any] = [str(model)]
-    file = _file_of(model)
-    if file is not None:
-        metadata = Gguf(file).metadata
-        names += [file.stem, *(metadata.get(key) for key in ("general.name", "general.base_model.0.name"))]
+    if files.gguf is not None:
+        metadata = Gguf(files.gguf).metadata
+        names += [files.gguf.stem, *(metadata.get(key) for key in ("general.name", "general.base_model.0.name"))]
     else:
-        found = Path(find_target(model))
+        found = Path(files.source)
         # of a cached snapshot, the name is two folders up: models--OWNER--NAME/snapshots/REVISION
         names += [found.name, found.parent.parent.name.rpartition("--")[2]] if found.is_dir() else []
     return {plain for name in names if isinstance(name, str) and (plain := _plain(name))}

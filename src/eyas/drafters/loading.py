@@ -39,7 +39,6 @@ from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_drafter, find_target
 from eyas.runtime import LOADING, use_huge_pages
 from eyas.targets import Target
-from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint, keep_fingerprint, weights_hash
 from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
@@ -85,7 +84,7 @@ def make_drafter(
         if model is None:
             raise UsageError(f"method {options.method} needs a drafter, or the target's files to find one in")
         assert parsed.kind is not None
-        network = IN_TARGET[parsed.kind](local_directory(base_of(find_target(model))), target)
+        network = IN_TARGET[parsed.kind](local_directory(find_target(model).base.source), target)
         return _hybrid(_decoding(network, target, options.window, options.quantize), lookup, target)
     if parsed.kind in (None, "mtp") and (heads := _heads(source, of_target=parsed.kind is not None)) is not None:
         _check_heads(options)

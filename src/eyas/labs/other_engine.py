@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from eyas.assets import named_target, target_as_file
 from eyas.errors import EndpointError, StoreError, UsageError
+from eyas.hub import find_files, target_as_file
 from eyas.urls import AnyPath
 from eyas.work import MakeWorker
 
@@ -124,7 +124,7 @@ class StateServer:
                     server.start()
                 except EndpointError as error:
                     raise EndpointError(explained(server.log_tail(_ALL_LINES)) or str(error)) from error
-                with ConnectorStates(server.url, named_target(self.model), final_norm, written, explain) as states:
+                with ConnectorStates(server.url, find_files(self.model).source, final_norm, written, explain) as states:
                     yield states
             finally:
                 server.__exit__()

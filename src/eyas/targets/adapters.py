@@ -1,4 +1,4 @@
-"""Adapters (LoRA and the other `peft` methods): found next to a target's weights or alone, and merged at load.
+"""Adapters (LoRA and the other `peft` methods), merged at load.
 
 A directory with an `adapter_config.json` is a target with that adapter. Model weights in the same directory are the
 base model; otherwise `base_model_name_or_path` names it. The merged model is what runs, so only the fingerprint has to
@@ -11,87 +11,18 @@ import hashlib
 import json
 import logging
 import warnings
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
-from eyas.assets import named_target
 from eyas.errors import ModelError, UnsupportedModelError
+from eyas.hub import Adapter
 from eyas.targets.architecture import decoder_layers
 from eyas.targets.fingerprint import keep_fingerprints
 
 _LOG = logging.getLogger("eyas")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter in a directory."""
-
-    folder: Path
-    kind: str
-    """Its type as `peft` names it, such as LORA."""
-    rank: int | None
-    base: str
-    """The model that it adapts: any target but another adapter."""
-
-    def __str__(self) -> str:
-        rank = "" if self.rank is None else f" of rank {self.rank}"
-        return f"{self.kind} adapter{rank} in {self.folder}, for {self.base}"
-
-    @property
-    def holds_base(self) -> bool:
-        """Whether the directory also holds the base model."""
-        return self.base == str(self.folder)
-
-    @property
-    def weights(self) -> Path:
-        """The file with its weights. Raises ModelError if there is no safetensors file."""
-        found: Path = self.folder / ADAPTER_SAFE_WEIGHTS_NAME
-        if not found.exists():
-            raise ModelError(f"{self.folder} has no {ADAPTER_SAFE_WEIGHTS_NAME}: save the adapter as safetensors")
-        return found
-
-
-def find_adapter(name: str | Path) -> Adapter | None:
-    """The adapter in a local directory; None if there is none. Raises ModelError for an unreadable config."""
-    folder = Path(named_target(name)).expanduser()
-    file = folder / ADAPTER_CONFIG_NAME
-    if not file.is_file():
-        return None
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        kind = str(config["peft_type"])
-        rank = config.get("r")
-        base = config.get("base_model_name_or_path")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"can't read the adapter's config {file}: {error}") from error
-    if any((folder / weights).exists() for weights in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
-        base = str(folder)
-    if not base:
-        raise ModelError(f"{file} names no base model: put its directory or Hub id into base_model_name_or_path")
-    return Adapter(folder, kind, rank if isinstance(rank, int) else None, str(base))
-
-
-def base_of(name: str) -> str:
-    """The model that provides the config and weights of `name`: itself, or the base of its adapter (see `find_model`).
-
-    A base may be a GGUF file or `smollm2`, too: then its folder of transformers' files is returned.
-    """
-    found = find_adapter(name)
-    return name if found is None else named_target(found.base)
-
-
-def tokenizer_source(name: str) -> str:
-    """Where the tokenizer of `name` is: next to its adapter if there is one, otherwise with the base model."""
-    found = find_adapter(name)
-    if found is None or any((found.folder / file).exists() for file in ("tokenizer_config.json", "tokenizer.json")):
-        return name
-    return base_of(name)
 
 
 def check_peft(adapter: Adapter) -> None:

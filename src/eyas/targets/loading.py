@@ -20,11 +20,10 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.cache.kept import identity
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
-from eyas.gguf_target import weights_file
-from eyas.hub import find_config, find_target, why_unreadable
+from eyas.hub import ModelFiles, find_target, why_unreadable
 from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
-from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
+from eyas.targets.adapters import check_peft, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_check import check_model
 from eyas.targets.gguf_weights import read_weights, stored_dtype
@@ -66,7 +65,7 @@ _QUANTIZED: dict[str, type[Int8Linear]] = {"int8": Int8Linear, "int4": Int4Linea
 
 
 def load_target(
-    model: str | Path,
+    model: str | Path | ModelFiles,
     *,
     dtype: str | torch.dtype = torch.float32,
     device: str | torch.device | None = None,
@@ -77,6 +76,7 @@ def load_target(
     quantize: str | None = None,
     keep_panels: bool = False,
     kernels: str | None = None,
+    modules: bool = False,
 ) -> Target:
     """Load a decoder LM, with unpatched model code, in a `dtype` that `resolve_dtype` accepts.
 
@@ -93,7 +93,7 @@ def load_target(
     keeps weights in 4 and 8 bits in the user's cache as the native kernels read them, so that later loads map them
     instead of packing or quantizing them again.
     `kernels` `triton` runs the passes of a Llama-like model by eyas's own kernels on a GPU: a token has the same bits
-    whatever is verified with it.
+    whatever is verified with it. `modules` makes `auto` the dtype of `resolve_dtype`, in which modules are fast, too.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -113,7 +113,7 @@ def load_target(
     unusable = why_unusable(torch_device) if kernels is not None else None
     if unusable is not None:
         raise UsageError(f"{unusable}, or leave out `kernels=`")
-    name = find_target(model)
+    files = model if isinstance(model, ModelFiles) else find_target(model)
     lacking = torch_device.type != "cpu" or compiled or prepacked is False or native_kernels() is None
     if quantize and kernels is None and lacking:
         raise UsageError(
@@ -122,35 +122,37 @@ def load_target(
         )
     if eager and (torch_device.type != "cuda" or compiled):
         raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out `eager=`")
-    config = read_config(name)
+    config = read_config(files)
     refuse_unsupported(model_class(config), config)
     stored = dequantize_at_load(config, torch_device)
     method = quantized_by(config)
     if quantize and (method or own_settings(config)):
-        raise UsageError(f"{name} is quantized by {method or stored} already: leave quantize out")
+        raise UsageError(f"{files} is quantized by {method or stored} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
-
+    if modules:
+        dtype = _dtype_in_use(dtype, files, config, torch_device)
     own_kernels = dtype == "auto" and packing and attention is None and method is None
     on_cpu = torch_device.type == "cpu"
     packs = own_kernels and quantize is None and on_cpu and native_kernels() is not None and sums_codes()
+    if stored is not None and not (packs and own_settings(config)):
+        why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if own_settings(config) else _NO_KERNEL
+        _LOG.warning("the %s weights of %s are dequantized: %s", stored, files, why)
 
     def loaded_in(chosen: torch.dtype) -> Target:
         how = f"{chosen} {attention} {quantize} {packing} {packs}"
-        with cached_panels(keep_panels, lambda: f"{identity(_files_of(name))} {how}"):
-            loaded = read_model(name, config, chosen, attention, packs=packs)
+        with cached_panels(keep_panels, lambda: f"{identity(_files_of(files))} {how}"):
+            loaded = read_model(files, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
             decoder: KernelDecoder | None = None
-            if packing and kernels is None:
+            if kernels is not None:
+                decoder = _for_triton(loaded, quantize)
+            elif packing:
                 decoder = _prepack(loaded, torch_device, chosen, attention, quantize)
-            elif quantize is not None:
-                _quantize_for_triton(loaded, quantize)
-        if torch_device.type == "cpu":
+        if on_cpu:
             use_huge_pages()
-        # a compiled model would be compiled again for every ragged layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
-        if kernels is not None:
-            decoder = _triton_decoder(loaded)
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
+        # a compiled model would be compiled again for every ragged layout
         made = make(loaded, ragged=not compiled, decoder=decoder, record=record)
         if kernels is not None and made.decoder is None:
             raise UnsupportedModelError(
@@ -159,14 +161,11 @@ def load_target(
             )
         return made
 
-    if stored is not None and not (packs and own_settings(config)):
-        why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if own_settings(config) else _NO_KERNEL
-        _LOG.warning("the %s weights of %s are dequantized: %s", stored, name, why)
-    if own_kernels and _half_may_be_native(name, torch_device):
+    if own_kernels and _half_may_be_native(files, config, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
-    chosen = resolve_dtype(dtype, name, torch_device)
+    chosen = _dtype_in_use(dtype, files, config, torch_device)
     target = loaded_in(torch.float32 if packs and own_settings(config) and chosen == torch.float16 else chosen)
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
@@ -185,13 +184,6 @@ def quantize_kv_cache(target: Target, kv_cache_dtype: str) -> None:
             "`kv_cache_dtype=`"
         )
     target.kv_in_codes = kv_cache_dtype == "int8"
-
-
-def _triton_decoder(model: Any) -> TritonDecoder:
-    """A model's passes in Triton. Raises UnsupportedModelError if it has none."""
-    from eyas.targets.triton.decoder import triton_decoder  # imports triton, which most machines lack
-
-    return triton_decoder(model)
 
 
 def _text_target(model: Any, ragged: bool, decoder: KernelDecoder | None, record: Record | None) -> Target:
@@ -236,11 +228,11 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
     return logits, torch.cat(out.logits)
 
 
-def _half_may_be_native(name: str, device: torch.device) -> bool:
+def _half_may_be_native(files: ModelFiles, config: Any, device: torch.device) -> bool:
     """Whether a bfloat16 checkpoint would otherwise run in float32, and native kernels may run it as it is."""
     if best_layout(device, torch.bfloat16) is not NativeLinear:
         return False
-    return _checkpoint_dtype(name) == torch.bfloat16 and not cpu_computes_in(torch.bfloat16)
+    return _checkpoint_dtype(files, config) == torch.bfloat16 and not cpu_computes_in(torch.bfloat16)
 
 
 def _prepack(
@@ -249,32 +241,36 @@ def _prepack(
     """Pack the weights of a model's linears for this machine; return its native passes, or None."""
     # only eyas's kernels multiply packed weights, so it doesn't matter to them which layout of bfloat16 is the fastest
     layout = best_layout(device, dtype) if weight_formats(model) is None else NativeLinear
+    of_experts = NativeLinear if layout is NativeLinear else None
+    weights = _matrix_parameters(model)
     if quantize:
         head = model.get_output_embeddings()
-        inner = _QUANTIZED[quantize]
-        weights = _matrix_parameters(model)
+        of_experts = inner = _QUANTIZED[quantize]
         prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
         _quantize_embedding(model)
-        _release_mapped_file(model)
-        replace_experts(model, inner, dtype)
-        _check_quantized(model, quantize, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
+    if quantize or layout is not None:
         _release_mapped_file(model)
-    if not quantize:
-        replace_experts(model, NativeLinear if layout is NativeLinear else None, dtype)
-    if quantize or layout is NativeLinear:
-        return transformers_decoder(model) if attention is None else None
-    return None
+    replace_experts(model, of_experts, dtype)
+    if quantize:
+        _check_quantized(model, quantize, weights)
+    return None if of_experts is None or attention is not None else transformers_decoder(model)
 
 
-def _quantize_for_triton(model: Any, quantize: str) -> None:
-    """Quantize the weights of a model's linears for kernels in Triton; its embedding stays as it is."""
+def _for_triton(model: Any, quantize: str | None) -> TritonDecoder:
+    """A model's passes in Triton, its linears quantized if that is asked for; its embedding stays as it is.
+
+    Raises UnsupportedModelError if the model has no such passes, or can't be quantized.
+    """
+    from eyas.targets.triton.decoder import triton_decoder  # imports triton, which most machines lack
     from eyas.targets.triton.packed_linears import quantize_linears
 
-    weights = _matrix_parameters(model)
-    quantize_linears(model, quantize)
-    _check_quantized(model, quantize, weights)
+    if quantize is not None:
+        weights = _matrix_parameters(model)
+        quantize_linears(model, quantize)
+        _check_quantized(model, quantize, weights)
+    return triton_decoder(model)
 
 
 def _matrix_parameters(model: Any) -> int:
@@ -332,15 +328,15 @@ def load_embedding_and_head(
     about 2 GB.
     """
     torch_device = resolve_device(device)
-    name = find_target(model)
-    config = read_config(name)
+    files = find_target(model)
+    config = read_config(files)
     dequantize_at_load(config, torch_device)
     short = _shortened(config)
-    torch_dtype = resolve_dtype(dtype, name, torch_device)
+    torch_dtype = _dtype_in_use(dtype, files, config, torch_device)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # transformers would list the layers that are left out
     try:
-        loaded = read_model(name, short, torch_dtype, partial=True)
+        loaded = read_model(files, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
     return EmbeddingAndHead.of_first_layer(loaded.to(torch_device).eval().requires_grad_(False), config)
@@ -369,23 +365,18 @@ def _shortened(config: Any) -> Any:
     return short
 
 
-def read_config(name: str) -> Any:
-    """The transformers config of a local directory, a Hub id or `smollm2`; for an adapter, its base model's config.
-
-    Raises ModelError if it can't be read.
-    """
-    found = find_config(name)
-    adapter = find_adapter(found)
-    if adapter is not None and not adapter.holds_base:
-        try:
-            return read_config(adapter.base)
-        except (ModelError, MissingModelError) as error:
-            raise ModelError(f"the {adapter}, needs its base model: {error}") from error
-    _check_layers(name, Path(found) / CONFIG_NAME)
+def read_config(files: ModelFiles) -> Any:
+    """The transformers config of a model; for an adapter, its base model's. Raises ModelError if it can't be read."""
     try:
-        return AutoConfig.from_pretrained(found, trust_remote_code=False)
+        if files.base is not files:
+            return read_config(files.base)
+    except (ModelError, MissingModelError) as error:
+        raise ModelError(f"the {files.adapter}, needs its base model: {error}") from error
+    _check_layers(files.source, Path(files.source) / CONFIG_NAME)
+    try:
+        return AutoConfig.from_pretrained(files.source, trust_remote_code=False)
     except Exception as error:  # a damaged config makes transformers raise anything
-        raise ModelError(f"can't read a model config at {name}: {why_unreadable(error)}") from error
+        raise ModelError(f"can't read a model config at {files}: {why_unreadable(error)}") from error
 
 
 def _check_layers(name: str, file: Path) -> None:
@@ -405,7 +396,7 @@ def _check_layers(name: str, file: Path) -> None:
 
 
 def read_model(
-    name: str,
+    files: ModelFiles,
     config: Any,
     dtype: torch.dtype,
     attention: str | None = None,
@@ -420,12 +411,11 @@ def read_model(
     ModelError if weights can't be read or are missing, or a library for quantized weights is missing.
     """
     refuse_quantization(model_class(config), config)
-    adapter = find_adapter(name)
-    source = name
+    adapter = files.adapter
     if adapter is not None:
         check_peft(adapter)
-        source = base_of(name)
-    gguf_file = weights_file(source)
+    source = files.base.source
+    gguf_file = files.base.gguf
     settings = own_settings(config)
     extra_kwargs: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
@@ -458,7 +448,7 @@ def read_model(
             **extra_kwargs,
         )
     except Exception as error:  # a damaged file makes transformers raise anything
-        raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
+        raise ModelError(f"can't load the target {files}: {why_unreadable(error)}") from error
     # peft compares it; transformers doesn't set it when given tensors
     loaded.name_or_path = source if adapter is None else adapter.base
     if given:  # otherwise transformers has read it
@@ -469,9 +459,9 @@ def read_model(
         check_model(gguf_file, loaded)
     if report["missing_keys"]:  # transformers would use random values instead
         missing = ", ".join(sorted(report["missing_keys"])[:5])
-        raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
+        raise ModelError(f"{files} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
     if getattr(loaded, "_hf_peft_config_loaded", False):
-        raise UnsupportedModelError(f"{name} has an adapter on the Hub: download it, and give its directory")
+        raise UnsupportedModelError(f"{files} has an adapter on the Hub: download it, and give its directory")
     return loaded if adapter is None else merge_adapter(loaded, adapter, partial)
 
 
@@ -516,7 +506,7 @@ _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  
 
 
 def resolve_dtype(
-    dtype: str | torch.dtype, model: str | Path | None = None, device: torch.device | None = None
+    dtype: str | torch.dtype, model: str | Path | ModelFiles | None = None, device: torch.device | None = None
 ) -> torch.dtype:
     """The dtype with this name: `float32`, `bfloat16`, `float16`, or `auto` for a `model` that runs on a `device`.
 
@@ -532,49 +522,53 @@ def resolve_dtype(
     if dtype != "auto" or model is None:
         known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
         raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
-    name = find_target(model)
-    found = _checkpoint_dtype(name)
+    files = model if isinstance(model, ModelFiles) else find_target(model)
+    config = read_config(files)
     device = device or resolve_device(None)
-    if device.type != "cpu" or cpu_computes_in(found):
-        return found
-    config = read_config(name)
     dequantize_at_load(config, device)
-    if quantized_by(config) is not None:
+    return _dtype_in_use(dtype, files, config, device)
+
+
+def _dtype_in_use(dtype: str | torch.dtype, files: ModelFiles, config: Any, device: torch.device) -> torch.dtype:
+    """`resolve_dtype` of a model whose config was read, and marked by `dequantize_at_load`."""
+    if dtype != "auto":
+        return resolve_dtype(dtype, files)
+    found = _checkpoint_dtype(files, config)
+    if device.type != "cpu" or cpu_computes_in(found) or quantized_by(config) is not None:
         return found
     report_slow(found)
     return torch.float32
 
 
-def _checkpoint_dtype(name: str) -> torch.dtype:
+def _checkpoint_dtype(files: ModelFiles, config: Any) -> torch.dtype:
     """The dtype that a checkpoint's config states, or else the dtype of most values in its (first) file."""
-    config = read_config(name)
     stated = config.dtype or config.get_text_config().dtype
     if stated is not None:
         if stated not in _DTYPES.values():
-            raise UsageError(f"{name} is stored in {stated}: choose a dtype among {', '.join(_DTYPES)}")
+            raise UsageError(f"{files} is stored in {stated}: choose a dtype among {', '.join(_DTYPES)}")
         return cast(torch.dtype, stated)
-    gguf_file = weights_file(base_of(name))
-    if gguf_file is not None:
-        return stored_dtype(gguf_file)
+    if files.base.gguf is not None:
+        return stored_dtype(files.base.gguf)
     sizes: dict[str, int] = {}
     try:
-        with safe_open(next(weight_files(base_of(name))), framework="pt") as file:
+        with safe_open(next(weight_files(files.base.source)), framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # not a mapping
                 tensor = file.get_slice(key)
                 sizes[tensor.get_dtype()] = sizes.get(tensor.get_dtype(), 0) + math.prod(tensor.get_shape())
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"{name} names no dtype, and its weights can't be read to find it: {error}") from error
+        raise ModelError(f"{files} names no dtype, and its weights can't be read to find it: {error}") from error
     most = max(sizes, key=lambda stored: sizes[stored], default="nothing")
     if most not in _STORED:
-        raise UsageError(f"{name} is stored in {most}: choose a dtype among {', '.join(_DTYPES)}")
+        raise UsageError(f"{files} is stored in {most}: choose a dtype among {', '.join(_DTYPES)}")
     return _STORED[most]
 
 
-def _files_of(name: str) -> list[Path]:
+def _files_of(model: ModelFiles) -> list[Path]:
     """The files of a model: weights and configs, of an adapter and of its base model."""
     found: list[Path] = []
-    for source in dict.fromkeys((name, base_of(name))):
+    for files in dict.fromkeys((model, model.base)):
+        source = files.source
         folder = Path(source) if Path(source).is_dir() else Path(cast(str, cached_file(source, CONFIG_NAME))).parent
         found += [path for path in sorted(folder.rglob("*")) if path.suffix in (".safetensors", ".json")]
-        found += [file for file in (weights_file(source),) if file is not None]
+        found += [] if files.gguf is None else [files.gguf]
     return found

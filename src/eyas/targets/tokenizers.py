@@ -16,13 +16,11 @@ from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from eyas.assets import named_target
 from eyas.errors import EyasError, ModelError, UsageError
 from eyas.files import read_text
 from eyas.gguf_target import weights_file
 from eyas.gguf_tokenizer import load_built
-from eyas.hub import find_model, why_unreadable
-from eyas.targets.adapters import base_of, tokenizer_source
+from eyas.hub import ModelFiles, find_files, why_unreadable
 
 _FILES = (
     "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -33,29 +31,29 @@ _PROBE_ANSWER = "eyas-answer"
 """The assistant's text in the chat that is rendered to see how a template ends turns."""
 
 
-def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
+def load_tokenizer(model: str | Path | ModelFiles, chat_template: str | None = None) -> Any:
     """The tokenizer of a local directory, a Hub id or `smollm2`; None if there are no tokenizer files.
 
     Without files, transformers would make up an empty tokenizer for some models. `chat_template` replaces the
     tokenizer's own. Raises ModelError if it can't be read or has only special tokens, UsageError for a template without
     a tokenizer.
     """
-    found = find_model(tokenizer_source(named_target(name)))
+    files = model if isinstance(model, ModelFiles) else find_files(model)
+    source = files.tokenizer
     try:
-        present = any(_has(found, file) for file in _FILES)
-        tokenizer = _loaded(found) if present else None
+        tokenizer = _loaded(source) if any(_has(source, file) for file in _FILES) else None
     except EyasError:
         raise
     except Exception as error:  # tokenizers raises plain Exception, other libraries whatever a bad file causes
-        raise ModelError(f"can't load the tokenizer of {name}: {why_unreadable(error)}") from error
+        raise ModelError(f"can't load the tokenizer of {model}: {why_unreadable(error)}") from error
     if tokenizer is None:
         if chat_template is not None:
-            raise UsageError(f"{name} has no tokenizer, so a chat template can't be used: leave it out")
+            raise UsageError(f"{model} has no tokenizer, so a chat template can't be used: leave it out")
         return None
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     if all(token in special for token in tokenizer.get_vocab()):
         raise ModelError(
-            f"the tokenizer of {name} has no vocabulary but special tokens: add the file that holds it, such as "
+            f"the tokenizer of {model} has no vocabulary but special tokens: add the file that holds it, such as "
             "tokenizer.json, or remove tokenizer_config.json to use token ids alone"
         )
     if chat_template is not None:
@@ -116,12 +114,11 @@ def read_generation_config(source: str) -> tuple[GenerationConfig, str]:
         return made, CONFIG_NAME
 
 
-def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
+def stop_token_origins(files: ModelFiles, tokenizer: Any) -> dict[int, str]:
     """The tokens that end a checkpoint's answers, each with the place that says so."""
-    found = find_model(base_of(named_target(name)))
-    config, file = read_generation_config(found)
-    weights = weights_file(found)
-    origins = dict.fromkeys(_as_ids(config.eos_token_id), file if weights is None else weights.name)
+    base = files.base
+    config, file = read_generation_config(base.source)
+    origins = dict.fromkeys(_as_ids(config.eos_token_id), file if base.gguf is None else base.gguf.name)
     for token in turn_end_ids(tokenizer):
         origins.setdefault(token, f"the tokenizer's {tokenizer.eos_token}, in chats: the template ends turns with it")
     return origins

@@ -106,6 +106,16 @@ def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingPara
             yield dialogue, chunk
 
 
+def answered(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingParams) -> Iterator[Dialogue]:
+    """Answer all dialogues; yields each, in their order, as soon as it and all before it are finished."""
+    finished = 0
+    for _, chunk in converse(engine, dialogues, params):
+        while chunk.completion is not None and finished < len(dialogues) and not dialogues[finished].open:
+            yield dialogues[finished]
+            finished += 1
+    yield from dialogues[finished:]
+
+
 def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
     """A warning if raw text was given to a chat model and the answers are empty; None if all is well."""
     empty = sum(dialogue.is_empty(tokenizer) for dialogue in dialogues if dialogue.completions)

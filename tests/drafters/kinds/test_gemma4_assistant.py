@@ -26,6 +26,7 @@ from eyas.drafters.loading import load_drafter, make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError, InvariantError, UnsupportedModelError
+from eyas.hub import find_target
 from eyas.interop.inspect.report import report_drafter, report_target
 from eyas.plan.costs import model_size
 from eyas.targets import Target, load_target
@@ -405,7 +406,7 @@ def test_auto_and_inspect_know_the_published_assistant(
 
 def test_sizes_of_a_target_whose_layers_differ_are_known_without_its_weights(model_folder: Path) -> None:
     assert described(model_folder).num_layers == 6
-    size = model_size(read_config(str(model_folder)))
+    size = model_size(read_config(find_target(model_folder)))
     assert (size.query, size.key) == (4 * 8, 2 * 8)
 
 

@@ -238,10 +238,10 @@ def own_modules(model: str, target: Target) -> Target:
     if weight_formats(target.model):
         made = Target(target.model, ragged=False)
     else:
-        name = find_target(model)
-        config = read_config(name)
+        files = find_target(model)
+        config = read_config(files)
         dequantize_at_load(config, target.device)
-        loaded = read_model(name, config, target.dtype)
+        loaded = read_model(files, config, target.dtype)
         made = Target(loaded.to(target.device).eval().requires_grad_(False), ragged=False)
     made.kv_in_codes = target.kv_in_codes
     return made

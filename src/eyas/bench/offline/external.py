@@ -32,7 +32,6 @@ from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles, t
 from eyas.bench.serving.servers import Side, SpeculationCounts
 from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
-from eyas.gguf_target import weights_file
 from eyas.hub import find_target
 from eyas.targets.gguf_weights import model_by_transformers
 from eyas.targets.loading import read_config, read_model
@@ -279,10 +278,12 @@ class TransformersBaseline:
         A GGUF file is read by transformers' own reader. The engine makes the prompts and knows which tokens end an
         answer; it doesn't run. Raises ModelError.
         """
-        name = find_target(model)
+        files = find_target(model)
         dtype = engine.target.dtype
-        file = weights_file(name)
-        loaded = read_model(name, read_config(name), dtype) if file is None else model_by_transformers(file, dtype)
+        if files.gguf is None:
+            loaded = read_model(files, read_config(files), dtype)
+        else:
+            loaded = model_by_transformers(files.gguf, dtype)
         self.model = loaded.to(engine.target.device).eval().requires_grad_(False)
         self.model.generation_config = GenerationConfig()  # a checkpoint's own may penalize or ban tokens
         self._engine = engine

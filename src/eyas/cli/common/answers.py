@@ -202,9 +202,14 @@ def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
     return " | ".join(parts)
 
 
-def note_stats(stats: Stats, answers: Sequence[Completion]) -> None:
-    """Write the statistics line of these answers, whose counts `stats` pools."""
-    line = stats_line(stats, any(one.lossy for one in answers), all(one.seeded for one in answers))
+def note_stats(answers: Sequence[Completion]) -> None:
+    """Write the statistics line of these answers, with their counts pooled."""
+    from eyas.types import Stats
+
+    pooled = Stats()
+    for answer in answers:
+        pooled.merge(answer.stats)
+    line = stats_line(pooled, any(one.lossy for one in answers), all(one.seeded for one in answers))
     note(wrapped(line) if sys.stderr.isatty() else line)
 
 

@@ -91,10 +91,8 @@ def drafter_advice(model: str) -> str | None:
     return f"{told}; {measure} measures what it gains here"
 
 
-def note_plain(options: DraftOptions, model: str) -> None:
+def _note_plain(model: str) -> None:
     """Tell a user who gave no drafting option that decoding is plain, and what could draft."""
-    if options != DraftOptions():
-        return
     told = drafter_advice(model)
     if told is not None:
         note(f"note: plain decoding, because no drafter is given; {told}")
@@ -122,7 +120,7 @@ def open_engine(
     logged: bool = False,
     around: Callable[[Target, Drafter], Drafter] | None = None,
 ) -> Engine:
-    """Load target, drafter and tokenizer into an engine, and report it unless it is `logged` elsewhere.
+    """Load target, drafter and tokenizer into an engine; report it, and what could draft, unless it is `logged`.
 
     `around` as in `eyas.options.EngineOptions`.
     """
@@ -134,10 +132,14 @@ def open_engine(
     with nullcontext() if logged else loading(target.model):
         with importing():
             hide_progress_bars()
-            from eyas import session
+            from eyas.session import Session
 
-        options = replace(draft.engine(tree, batch_size, limits, rule), around=around)
-        return session.open_engine(target.of(target.model), draft.drafter, options)
+        session = Session.open(target.of(target.model))
+        drafter = None if draft.drafter is None else session.drafter(draft.drafter)
+        engine = session.engine(drafter, replace(draft.engine(tree, batch_size, limits, rule), around=around))
+    if draft == DraftOptions() and not logged:
+        _note_plain(target.model)
+    return engine
 
 
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:

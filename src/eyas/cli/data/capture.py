@@ -30,6 +30,7 @@ from eyas.cli.common.options import (
 from eyas.cli.common.verb import note_if_interrupted
 from eyas.cli.data.other_engine import other_engine
 from eyas.errors import UsageError
+from eyas.hub import find_files
 from eyas.options import TargetOptions
 from eyas.urls import AnyPath, UrlPath, located
 
@@ -270,9 +271,7 @@ class StateEngineOptions:
 
     def check_target(self, model: str) -> None:
         """Raise UsageError for a target that the server can't read."""
-        from eyas.targets.adapters import find_adapter
-
-        adapter = find_adapter(model)
+        adapter = find_files(model).adapter
         if adapter is not None:
             raise UsageError(
                 f"--engine vllm runs whole models, but there is a {adapter}: merge it, and give the result"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.common.answers import StreamedText, note_cut, note_stats
-from eyas.cli.common.build import note_plain, open_engine, sampling_params
+from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
@@ -61,7 +61,6 @@ def chat(
     if draft.method == PREDICTION:
         raise UsageError(f"a chat has no predictions: leave out method {PREDICTION}, or write suffix")
     engine = open_engine(target, draft, batch_size=1)
-    note_plain(draft, target.model)
     if engine.tokenizer is None:
         raise UsageError(NO_TOKENIZER)
     if not has_chat_template(engine.tokenizer):
@@ -126,7 +125,7 @@ class ChatSession:
         if done.finish_reason == "cancelled":
             note("(stopped)")
         note_cut([done], self._params.max_tokens)
-        _note_stats([done])
+        note_stats([done])
 
     def _screen(self, prompt: tuple[int, ...]) -> StreamedText:
         """What writes the answer to a prompt."""
@@ -162,7 +161,7 @@ class ChatSession:
             case "/save":
                 self._save(argument)
             case "/stats":
-                _note_stats(self._answers)
+                note_stats(self._answers)
             case "/exit":
                 return False
             case _:
@@ -184,15 +183,6 @@ class ChatSession:
         except OSError as error:
             raise UsageError(f"can't write {name}: {error.strerror}") from error
         note(f"(appended to {name}, a file that eyas data prepare reads)")
-
-
-def _note_stats(answers: Sequence[Completion]) -> None:
-    from eyas.types import Stats
-
-    pooled = Stats()
-    for answer in answers:
-        pooled.merge(answer.stats)
-    note_stats(pooled, answers)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.answers import StreamedText, note_cut, note_stats, wrapped
-from eyas.cli.common.build import note_plain, open_engine, sampling_params
+from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.display import note, row_bar
 from eyas.cli.common.options import BatchSize, ChatTargetOptions, DraftOptions, Json, MaybePromptFile, SamplingOptions
 from eyas.cli.common.verb import FAILURE
@@ -57,7 +56,7 @@ def generate(
         eyas generate FILE.gguf --prompt-file prompts.jsonl --method ngram --json
         eyas generate MODEL --prompt "Add docstrings: $(cat old.py)" --prediction old.py
     """
-    from eyas.text.dialogue import Dialogue
+    from eyas.text.dialogue import Dialogue, empty_answers
     from eyas.text.fill import encode_fill, fill_format
     from eyas.text.prompts import PromptRow, read_prompts
     from eyas.text.template import NO_TOKENIZER
@@ -80,16 +79,21 @@ def generate(
     if raw and rows and not any(isinstance(row, PromptRow) and row.raw for row in rows):
         raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
     engine = open_engine(target, draft, batch_size)
-    note_plain(draft, target.model)
     engine.check(Request((0,), params))  # an error in every row is an error in the options
     if engine.tokenizer is None and not json:
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
     if suffix and prompt is not None:
         filled = encode_fill(engine.tokenizer, fill_format(engine.tokenizer), prompt, suffix)
         asked = [PromptRow("0", "--prompt", token_ids=filled, prediction=expected)]
+    dialogues = [Dialogue(row) for row in (*asked, *rows)]
     if asked:
-        return _answer_one(engine, Dialogue(asked[0]), params, json)
-    return _answer_all(engine, [Dialogue(row) for row in rows], params, json)
+        _answer_one(engine, dialogues[0], params, json)
+    else:
+        _answer_all(engine, dialogues, params, json)
+    warning = empty_answers(dialogues, engine.tokenizer)
+    if warning is not None:
+        note(f"warning: {warning}")
+    return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
 
 
 def _predicted(path: Path) -> str | None:
@@ -107,7 +111,7 @@ def _check_source(prompt: str | None, prompt_file: Path | None) -> None:
         raise UsageError("the prompt is empty: give --prompt some text")
 
 
-def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json: bool) -> int:
+def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json: bool) -> None:
     """Show text as it is written, or JSON at the end."""
     from eyas.text.dialogue import converse
 
@@ -118,53 +122,27 @@ def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json
     if dialogue.error is not None:
         raise RequestError(dialogue.error)
     if json:
-        _print_json(dialogue)
+        typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))
     else:
         note_cut(dialogue.completions, params.max_tokens)
-        note_stats(dialogue.stats(), dialogue.completions)
-    _warn_of_silence([dialogue], engine)
-    return 0
+        note_stats(dialogue.completions)
 
 
-def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParams, json: bool) -> int:
+def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParams, json: bool) -> None:
     """Show rows in the order of the file; a bar is drawn only if the rows themselves don't go to the terminal."""
+    from eyas.text.dialogue import answered
+
     with row_bar(len(dialogues), hidden=sys.stdout.isatty()) as advance:
-        for dialogue in _in_order(engine, dialogues, params):
+        for dialogue in answered(engine, dialogues, params):
             if dialogue.error is not None:
                 note(f"error: {dialogue.error}")
             if json:
-                _print_json(dialogue)
+                typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))
             elif dialogue.completions:
                 typer.echo(f"--- {dialogue.id}")
                 text = "\n".join(completion.text for completion in dialogue.completions)
                 typer.echo(wrapped(text) if sys.stdout.isatty() else text)
-                note_stats(dialogue.stats(), dialogue.completions)
+                note_stats(dialogue.completions)
             advance()
     if not json:
         note_cut([each for dialogue in dialogues for each in dialogue.completions], params.max_tokens)
-    _warn_of_silence(dialogues, engine)
-    return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
-
-
-def _in_order(engine: Engine, dialogues: list[Dialogue], params: SamplingParams) -> Iterator[Dialogue]:
-    """Answer all; yield each as soon as it and all before it are finished."""
-    from eyas.text.dialogue import converse
-
-    shown = 0
-    for _, chunk in converse(engine, dialogues, params):
-        while chunk.completion is not None and shown < len(dialogues) and not dialogues[shown].open:
-            yield dialogues[shown]
-            shown += 1
-    yield from dialogues[shown:]
-
-
-def _warn_of_silence(dialogues: list[Dialogue], engine: Engine) -> None:
-    from eyas.text.dialogue import empty_answers
-
-    warning = empty_answers(dialogues, engine.tokenizer)
-    if warning is not None:
-        note(f"warning: {warning}")
-
-
-def _print_json(dialogue: Dialogue) -> None:
-    typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))

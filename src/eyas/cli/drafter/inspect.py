@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from eyas.assets import named_target
 from eyas.cli.common.aliases import in_options
 from eyas.cli.common.build import hide_progress_bars
 from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
-from eyas.hub import find_model, find_target
+from eyas.hub import find_files, find_target
 from eyas.tables import show_table
 
 if TYPE_CHECKING:
@@ -39,10 +38,11 @@ def inspect(
         eyas inspect MODEL
         eyas inspect DRAFTER --model MODEL --verbose
     """
-    find_model(named_target(source))
-    found = None if model is None else find_target(model)
+    find_files(source)
+    if model is not None:
+        find_target(model)
     hide_progress_bars()
-    report = _examine(named_target(source), found)
+    report = _examine(source, model)
     if json:
         typer.echo(jsonlib.dumps(report.as_dict()))
     else:

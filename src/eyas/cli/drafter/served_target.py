@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eyas.cli.common.options import DrafterFileOptions
-from eyas.gguf_target import weights_file
 from eyas.hub import find_target
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     from eyas.targets import load_tokenizer
     from eyas.targets.loading import load_embedding_and_head
 
-    name = find_target(target)
+    found = find_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
-    embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
-    served = str(weights_file(name) or name)  # another engine reads a GGUF file itself
-    return ServedTarget(served, embedding_and_head, load_tokenizer(name))
+    embedding_and_head = load_embedding_and_head(target, dtype=dtype or checkpoint.dtype, device="cpu")
+    served = str(found.gguf or found.source)  # another engine reads a GGUF file itself
+    return ServedTarget(served, embedding_and_head, load_tokenizer(found))

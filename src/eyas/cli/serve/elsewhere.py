@@ -75,7 +75,7 @@ def serve_elsewhere(
         raise UsageError(f"--draft-model {AUTO} is for eyas's own engine: name the drafter")
     environment = dict(os.environ)  # before libraries add variables that aren't meant for the engine
     hide_progress_bars()
-    from eyas.assets import target_as_file
+    from eyas.hub import target_as_file
     from eyas.interop.serving.engines import ENGINES, serve_command, translated
     from eyas.interop.serving.speculation import read_gguf_target
 

@@ -20,6 +20,7 @@ from eyas.cli.common.verb import INTERRUPTED, Feature, GivenOptions
 from eyas.cli.serve.elsewhere import OWN_ENGINE, EnginePanel, refuse_engine_options, serve_elsewhere
 from eyas.drafters.options import PREDICTION, needs_no_drafter
 from eyas.errors import UsageError
+from eyas.hub import find_target
 from eyas.runtime import LOADING, keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
 
@@ -280,7 +281,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
     from eyas.targets.architecture import context_limit
     from eyas.targets.loading import read_config
 
-    limit = context_limit(read_config(model).get_text_config())
+    limit = context_limit(read_config(find_target(model)).get_text_config())
     if limit is not None and max_model_len > limit:
         raise UsageError(
             f"--max-model-len {max_model_len} is more than this model's context of {limit} tokens: "

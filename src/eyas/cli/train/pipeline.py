@@ -279,7 +279,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     from eyas.hub import find_target
     from eyas.text.prompts import read_prompts
 
-    find_target(model)
+    files = find_target(model)
     values = {
         "sources": [parse_source(text) for text in sources], "output": folder / "chats", "model": model,
         "samples": options.samples, "held_out_share": options.held_out_share, "exclude": options.exclude,
@@ -313,7 +313,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
                 f"--set drafter.{key}={getattr(recipe, key)}: eyas pipeline sets that itself; leave it out"
             )
     taps = check_run(recipe)
-    config = read_config(model)
+    config = read_config(files)
     layers = config.get_text_config().num_hidden_layers
     asked = taps if recipe.shape.taps is not None else [k for k in taps if k > layers]  # others are stored by default
     capture = [part for name, value in capture_parameters(asked, layers).items() for part in (option_name(name), value)]

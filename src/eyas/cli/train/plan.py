@@ -120,7 +120,7 @@ def plan(
     final_kind, top = parse_final(final)
     drafter.check()
     hardware.check()
-    find_config(model)
+    files = find_config(model)
     hide_progress_bars()
     from eyas.data.store.layout import ShardLayout
     from eyas.plan.costs import Workload, model_size, storage
@@ -129,7 +129,7 @@ def plan(
     from eyas.targets.loading import read_config
 
     planned = PlannedDrafter(**vars(drafter))
-    config = read_config(model)
+    config = read_config(files)
     size = model_size(config)
     chosen = boundaries or planned.boundaries(config, size)
     if any(not 0 <= k <= size.layers + 1 for k in chosen):

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import eyas
-from eyas.assets import named_target
 from eyas.data.chats.config import PrepareConfig, settings_of
 from eyas.data.chats.duplicates import Duplicates, Evaluations, NearDuplicates, question_key
 from eyas.data.chats.folder import (
@@ -38,7 +37,7 @@ from eyas.data.chats.sources import chats_of_source, files_of
 from eyas.data.tokens.tokenize import ChatTokenizer
 from eyas.errors import DataError, RowError, UsageError
 from eyas.files import writing_folder
-from eyas.hub import find_model
+from eyas.hub import find_files
 from eyas.text.chats import Chat, before_first_question, chat_line, greets, held_out
 
 EMPTY_ANSWER = "empty answer"
@@ -255,10 +254,8 @@ def _generation_stops(model: str) -> list[int]:
     """The end token ids in the target's generation config; empty if it has none."""
     from transformers import GenerationConfig
 
-    from eyas.targets.adapters import base_of
-
     try:
-        stops: Any = GenerationConfig.from_pretrained(find_model(base_of(named_target(model)))).eos_token_id
+        stops: Any = GenerationConfig.from_pretrained(find_files(model).base.source).eos_token_id
     except OSError:
         return []
     return [stops] if isinstance(stops, int) else list(stops or ())

@@ -30,9 +30,9 @@ from eyas.drafters.files import CONFIG, read_headers, read_json
 from eyas.drafters.history import History, HistoryDrafter, TokenPairs
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import DrafterMismatchError, UnsupportedModelError, UsageError
+from eyas.hub import find_adapter
 from eyas.runtime import inference, to_device
 from eyas.targets import load_target, load_tokenizer
-from eyas.targets.adapters import find_adapter
 from eyas.targets.native.decoder import Staged
 from eyas.targets.native.levels import Choices, Roots, beam_search
 from eyas.targets.parameters import parameter_count

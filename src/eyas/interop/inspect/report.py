@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.assets import named_target
 from eyas.drafters.automatic import published
 from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
@@ -32,8 +31,8 @@ from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedMod
 from eyas.gguf import PLAIN_TYPES, Gguf
 from eyas.gguf_config import Model, heads_of
 from eyas.gguf_target import gguf_in, weights_file
-from eyas.hub import find_model
-from eyas.targets.adapters import base_of, check_peft, find_adapter
+from eyas.hub import ModelFiles, find_config, find_files
+from eyas.targets.adapters import check_peft
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
 from eyas.targets.gguf_weights import check_names
 from eyas.targets.loading import read_config, resolve_device
@@ -53,28 +52,28 @@ class Located(NamedTuple):
     """The folder or GGUF file; None = the weights aren't on this machine."""
 
 
-def locate(source: str) -> Located:
+def locate(source: str | Path) -> Located:
     """Find a target or a drafter. Of a Hub id, a drafter is downloaded, because it is small; a target's weights aren't.
 
     Raises MissingModelError if there is no such model, ModelError or CheckpointError if it can't be read.
     """
-    path = Path(find_model(named_target(source)))
+    files = find_files(source)
+    path = Path(files.source)
     named = gguf_in(path)
     if named is not None:
         return Located({}, named)  # a drafter's: a target's has a folder with a config.json
-    adapter = find_adapter(path)
-    if adapter is not None and not adapter.holds_base:
-        return locate(adapter.base)
+    if files.adapter is not None and not files.adapter.holds_base:
+        return locate(files.adapter.base)
     if path.exists():
         return Located(_config(path), path)
     try:
-        config = read_json(Path(hf_hub_download(source, "config.json")))
+        config = read_json(Path(hf_hub_download(files.source, "config.json")))
     except _HUB_ERRORS as error:
         raise CheckpointError(f"{source} can't be fetched from the Hub: {error}") from error
     if detect(config, Headers()) != "target":
-        return Located(config, local_directory(source))
+        return Located(config, local_directory(files.source))
     try:
-        return Located(config, Path(snapshot_download(source, local_files_only=True)))
+        return Located(config, Path(snapshot_download(files.source, local_files_only=True)))
     except _HUB_ERRORS:
         return Located(config, None)
 
@@ -174,20 +173,21 @@ class TargetReport(Report):
         return TargetProfile(self.layers, self.hidden_size, self.vocab_size, self.max_length, self.rope_theta)
 
 
-def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
-    """Examine the target `name`; `headers` are those of its weights, None if these aren't on this machine.
+def report_target(model: str | Path, headers: Headers | None) -> TargetReport:
+    """Examine the target `model`; `headers` are those of its weights, None if these aren't on this machine.
 
     Raises ModelError, or UnsupportedModelError if it is not a decoder language model.
     """
-    config = read_config(str(name))
+    files = find_config(model)
+    config = read_config(files)
     chosen = model_class(config)
-    file = weights_file(base_of(str(name)))
+    file = files.base.gguf
     text = config.get_text_config()
     types = sorted({info.dtype for info in headers.tensors.values()}) if file is not None and headers else None
     method = "GGUF" if types is not None and set(types) - PLAIN_TYPES else quantized_by(config)
-    tokenizer, trouble = _tokenizer(name)
+    tokenizer, trouble = _tokenizer(files)
     report = TargetReport(
-        path=str(weights_file(name) or name),
+        path=str(files.gguf or files.source),
         architecture=", ".join(config.architectures or ()) or config.model_type,
         parameters=None if headers is None else _parameters(headers, chosen, config, stored=file is None),
         dtypes=types or ([] if headers is None else headers.dtypes),
@@ -201,7 +201,7 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         rope_theta=_rope_theta(text),
         tokenizer=tokenizer is not None,
         chat_template=bool(getattr(tokenizer, "chat_template", None)),
-        stop_ids=stop_token_origins(name, tokenizer),
+        stop_ids=stop_token_origins(files, tokenizer),
         problems=trouble,
     )
     try:
@@ -221,12 +221,11 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         report.mtp_modules = [f"{companion} (next to the file)"]
     elif modules is not None:
         report.mtp_modules = [f"{prefix}* ({modules.layout.family}'s layout)" for prefix in modules.prefixes]
-    report.known_drafters = [f"{pair.drafter} ({pair.kind}; {pair.source})" for pair in published(name)]
-    adapter = find_adapter(name)
-    if adapter is not None:
-        report.adapter = str(adapter)
+    report.known_drafters = [f"{pair.drafter} ({pair.kind}; {pair.source})" for pair in published(model)]
+    if files.adapter is not None:
+        report.adapter = str(files.adapter)
         try:
-            check_peft(adapter)
+            check_peft(files.adapter)
         except UnsupportedModelError as error:
             report.problems.append(str(error))
     if headers is not None and not headers.files:
@@ -257,10 +256,10 @@ def _rope_theta(config: Any) -> float | None:
     return thetas.pop() if len(thetas) == 1 else None
 
 
-def _tokenizer(name: str | Path) -> tuple[Any, list[str]]:
+def _tokenizer(files: ModelFiles) -> tuple[Any, list[str]]:
     """The tokenizer of a checkpoint, None if it has none, and the errors in reading it."""
     try:
-        return load_tokenizer(name), []
+        return load_tokenizer(files), []
     except ModelError as error:
         return None, [str(error)]
 

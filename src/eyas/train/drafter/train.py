@@ -25,7 +25,7 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
-from eyas.hub import find_drafter
+from eyas.hub import find_drafter, find_target
 from eyas.runtime import duration, versions
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.loading import described, load_embedding_and_head, read_config, resolve_device
@@ -305,7 +305,7 @@ def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) ->
     if not sharded:
         eager = processes.device.type == "cuda"  # CUDA graphs don't help with whole chats
         return RunTarget(load_target(config.target, dtype=dtype, device=processes.device, eager=eager))
-    method = quantized_by(read_config(config.target))
+    method = quantized_by(read_config(find_target(config.target)))
     if method is not None:
         raise ConfigError(
             f"{config.target} is quantized by {method}, and fsdp can't shard quantized weights: set loop.parallel to "
