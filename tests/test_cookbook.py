@@ -16,9 +16,8 @@ from eyas.plan.devices import known_machine
 from eyas.plan.drafters import Eagle3Plan
 from eyas.targets.taps import choose_taps
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.drafter.data import with_taps
 from eyas.train.drafter.settings import sized
-from eyas.train.drafter.shape import drafter_config
+from eyas.train.drafter.shape import drafter_config, with_taps
 from eyas.train.recipe import load_recipe
 
 from .doc_pages import ROOT

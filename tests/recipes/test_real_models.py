@@ -14,9 +14,8 @@ from eyas.session import load
 from eyas.targets import load_tokenizer
 from eyas.text.chats import exchange, write_chats
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.drafter.data import with_taps
 from eyas.train.drafter.settings import sized
-from eyas.train.drafter.shape import drafter_config
+from eyas.train.drafter.shape import drafter_config, with_taps
 from eyas.train.drafter.train import train_drafter
 from eyas.train.recipe import load_recipe
 from eyas.types import Request, SamplingParams

@@ -18,7 +18,7 @@ from eyas.data.regenerate import regenerate
 from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.text.chats import Chat, write_chats
 from eyas.train.lm.lm import split_chats
-from eyas.train.recipe import run_recipe
+from eyas.train.recipe import load_recipe, run_recipe
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -54,7 +54,7 @@ def main() -> None:
             f"lm.device={options.device}",
             *extra,
         ]
-        run_recipe(str(RECIPES / f"{name}.yaml"), settings)
+        run_recipe(load_recipe(RECIPES / f"{name}.yaml", settings))
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
@@ -65,8 +65,8 @@ def main() -> None:
     capture = ["--model", target / "model", "--chats", answers, "--output", store, "--states", "bf16"]
     subprocess.run([sys.executable, "-m", "eyas", "data", "capture", *map(str, capture)], check=True)
 
-    run_recipe(
-        str(RECIPES / "drafter.yaml"),
+    recipe = load_recipe(
+        RECIPES / "drafter.yaml",
         [
             f"drafter.target={target / 'model'}",
             f"drafter.store={store}",
@@ -74,6 +74,7 @@ def main() -> None:
             f"drafter.device={options.device}",
         ],
     )
+    run_recipe(recipe)
 
 
 if __name__ == "__main__":

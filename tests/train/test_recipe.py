@@ -46,16 +46,16 @@ def test_two_runs_never_share_an_output(tmp_path: Path, monkeypatch: pytest.Monk
         begun.append("first")
         monkeypatch.setattr(recipes, "train_drafter", lambda _: begun.append("second"))
         with pytest.raises(LockedError, match=r"another process is writing .*run: wait for it, or choose another"):
-            run_recipe(path)
+            run_recipe(load_recipe(path))
 
     monkeypatch.setattr(recipes, "train_drafter", train_meanwhile)
-    run_recipe(path)
+    run_recipe(load_recipe(path))
     assert begun == ["first"]
-    run_recipe(path)
+    run_recipe(load_recipe(path))
     assert begun == ["first", "second"]
     monkeypatch.setenv("RANK", "1")  # the first process of a run locks it for all
     with FileLock(tmp_path / "run"):
-        run_recipe(path)
+        run_recipe(load_recipe(path))
     assert begun == ["first", "second", "second"]
 
 
@@ -78,7 +78,7 @@ def test_a_full_disk_is_named_wherever_a_run_writes(
     monkeypatch.setattr(recipes, "train_drafter", fill)
     path = write(tmp_path / "r.yaml", drafter=DRAFTER | {"output": str(tmp_path / "run")})
     with pytest.raises(CheckpointError, match=r"the disk that holds .*/run is full .*free some space and run the same"):
-        run_recipe(path)
+        run_recipe(load_recipe(path))
 
 
 @pytest.mark.parametrize("sections", [{}, {"drafter": DRAFTER, "lm": {}}])

@@ -320,7 +320,7 @@ def _check_quantized(model: Any, quantize: str, weights: int) -> None:
 
 
 def load_embedding_and_head(
-    model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
+    model: str | Path | ModelFiles, *, dtype: str | torch.dtype, device: str | torch.device | None = None
 ) -> EmbeddingAndHead:
     """Load a target's embedding, final norm and head; for options and errors, see `load_target`.
 
@@ -328,7 +328,7 @@ def load_embedding_and_head(
     about 2 GB.
     """
     torch_device = resolve_device(device)
-    files = find_target(model)
+    files = model if isinstance(model, ModelFiles) else find_target(model)
     config = read_config(files)
     dequantize_at_load(config, torch_device)
     short = _shortened(config)

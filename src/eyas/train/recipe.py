@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -10,24 +11,44 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pydantic import model_validator
+from safetensors import SafetensorError
 
 from eyas.config import StrictModel, override, validated
+from eyas.errors import CheckpointError
 from eyas.files import FileLock
 from eyas.recipes import read_recipe
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.lm.lm import LmConfig, train_lm
-from eyas.train.loop.loop import explaining_full_disk
 
 _LOG = logging.getLogger("eyas")
 
 
-def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
-    """Train what a recipe (a file or a shipped name) describes, with `key=value` overrides. Raises ConfigError."""
-    recipe = load_recipe(path, overrides)
+class Recipe(StrictModel):
+    """A recipe, which has exactly one of these sections."""
+
+    lm: LmConfig | None = None
+    drafter: DrafterTrainConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_section(self) -> Recipe:
+        if (self.lm is None) == (self.drafter is None):
+            raise ValueError("a recipe must have one section, `lm` or `drafter`")
+        return self
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe (a file or a shipped name), apply `key=value` overrides and validate it. Refuses unknown keys."""
+    values = read_recipe(path)
+    override(values, overrides, str(path))
+    return validated(Recipe, values, str(path))
+
+
+def run_recipe(recipe: Recipe) -> None:
+    """Train what a recipe describes. Raises LockedError, CheckpointError and what the trainers raise."""
     section = recipe.lm or recipe.drafter
     assert section is not None
-    with explaining_full_disk(section.output), _alone(section.output):
+    with _explaining_full_disk(section.output), _alone(section.output):
         if recipe.lm is not None:
             train_lm(recipe.lm)
         if recipe.drafter is not None:
@@ -52,21 +73,17 @@ def _alone(output: Path) -> Iterator[None]:
         yield
 
 
-class Recipe(StrictModel):
-    """A recipe, which has exactly one of these sections."""
-
-    lm: LmConfig | None = None
-    drafter: DrafterTrainConfig | None = None
-
-    @model_validator(mode="after")
-    def _one_section(self) -> Recipe:
-        if (self.lm is None) == (self.drafter is None):
-            raise ValueError("a recipe must have one section, `lm` or `drafter`")
-        return self
-
-
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe (a file or a shipped name), apply `key=value` overrides and validate it. Refuses unknown keys."""
-    values = read_recipe(path)
-    override(values, overrides, str(path))
-    return validated(Recipe, values, str(path))
+@contextmanager
+def _explaining_full_disk(folder: Path) -> Iterator[None]:
+    """Turn errors about a full disk, or a limit on the size of files, into CheckpointError with advice."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        number = getattr(error, "errno", None)
+        if number not in full and not any(f"os error {each})" in str(error) for each in full):
+            raise
+        raise CheckpointError(
+            f"the disk that holds {folder} is full ({error}); the last saved state is complete: free some space and "
+            "run the same command again"
+        ) from error

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from eyas.targets import load_target
 from eyas.targets import target as tracing
 from eyas.targets.fingerprint import fingerprint
-from eyas.train.drafter.validation import RunTarget
+from eyas.train.drafter.target import RunTarget
 from eyas.train.loop.distributed import ProcessGroup
 
 TAPS = (1, 3, 4)

@@ -15,6 +15,7 @@ import yaml
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError
+from eyas.hub import ModelFiles
 from eyas.train.drafter import settings as resolve
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import CutOff, DraftVocabulary
@@ -26,6 +27,7 @@ from eyas.train.loop.loop import resolved
 
 from ... import tiny
 
+FILES = ModelFiles("a-folder")
 ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 
 
@@ -210,11 +212,11 @@ def test_a_run_keeps_what_was_resolved(target: Path, chats: Path, tmp_path: Path
 def test_a_resumed_run_keeps_the_targets_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "resolve_dtype", lambda *_: torch.float16)
     auto = written(tmp_path)
-    assert resolved_dtype(auto, ALONE) == "float16"
-    assert resolved_dtype(written(tmp_path, target_dtype="float32"), ALONE) == "float32"
+    assert resolved_dtype(auto, FILES, ALONE) == "float16"
+    assert resolved_dtype(written(tmp_path, target_dtype="float32"), FILES, ALONE) == "float32"
     monkeypatch.setattr(resolve, "saved_identity", lambda _: {"target_dtype": "bfloat16"})
-    assert resolved_dtype(auto, ALONE) == "bfloat16"
-    assert resolved_dtype(written(tmp_path, target_dtype="float32"), ALONE) == "float32"
+    assert resolved_dtype(auto, FILES, ALONE) == "bfloat16"
+    assert resolved_dtype(written(tmp_path, target_dtype="float32"), FILES, ALONE) == "float32"
 
 
 def test_rates_that_follow_the_width_are_no_one_else_s(tmp_path: Path) -> None:

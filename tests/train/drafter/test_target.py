@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.errors import ConfigError
+from eyas.hub import find_target
 from eyas.targets import load_target
 from eyas.targets.fingerprint import fingerprint
-from eyas.train.drafter import train
 from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.target import load_run_target
 from eyas.train.drafter.train import train_drafter
 from eyas.train.loop.distributed import ProcessGroup
 
@@ -84,11 +85,8 @@ def test_drafters_are_trained_alike(sure_target: Path, chats: Path, tmp_path: Pa
             torch.testing.assert_close(weights[key], weight, atol=2e-3, rtol=0, msg=f"{name} {key}")
 
 
-def test_quantized_weights_are_not_sharded(
-    sure_target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(train, "quantized_by", lambda _: "awq")
-    config = DrafterTrainConfig.model_validate(recipe(sure_target, chats, tmp_path, steps=2, parallel="fsdp"))
+def test_quantized_weights_are_not_sharded(sure_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.train.drafter.target.quantized_by", lambda _: "awq")
     processes = ProcessGroup(0, 2, torch.device("cpu"), "fsdp")
     with pytest.raises(ConfigError, match=r"quantized by awq.*set loop.parallel to ddp"):
-        train.load_for(config, "float32", processes)
+        load_run_target(find_target(sure_target), "float32", processes, whole=True)

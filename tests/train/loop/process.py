@@ -16,12 +16,12 @@ import torch
 import yaml
 from torch import distributed as dist
 
-from eyas.train.recipe import run_recipe
+from eyas.train.recipe import load_recipe, run_recipe
 
 
 def run(recipe: str) -> None:
     torch.set_num_threads(1)
-    run_recipe(recipe)
+    run_recipe(load_recipe(recipe))
 
 
 def kill_at(recipe: str, seconds: float, folder: Path) -> bool:

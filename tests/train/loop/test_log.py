@@ -157,8 +157,9 @@ def test_the_switches_of_train_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> 
     from eyas.train import recipe
 
     called: list[Any] = []
-    monkeypatch.setattr(recipe, "run_recipe", lambda name, changes: called.append((name, list(changes))))
+    monkeypatch.setattr(recipe, "run_recipe", called.append)
     words = ["train", "smollm2/eagle3", "drafter.loop.steps=2", "--wandb", "drafts", "--mlflow", "trials"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    wanted = ["drafter.loop.steps=2", "drafter.loop.wandb=drafts", "drafter.loop.mlflow=trials"]
-    assert called == [("smollm2/eagle3", wanted)]
+    (recipe_run,) = called
+    assert recipe_run.drafter.loop.steps == 2
+    assert recipe_run.drafter.loop.trackers == {"wandb": "drafts", "mlflow": "trials"}

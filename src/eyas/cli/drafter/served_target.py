@@ -23,6 +23,6 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
 
     found = find_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
-    embedding_and_head = load_embedding_and_head(target, dtype=dtype or checkpoint.dtype, device="cpu")
+    embedding_and_head = load_embedding_and_head(found, dtype=dtype or checkpoint.dtype, device="cpu")
     served = str(found.gguf or found.source)  # another engine reads a GGUF file itself
     return ServedTarget(served, embedding_and_head, load_tokenizer(found))

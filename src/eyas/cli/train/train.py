@@ -33,7 +33,7 @@ def train(
         eyas train MY_RECIPE.yaml drafter.loop.steps=500
     """
     from eyas.cli.common.build import hide_progress_bars
-    from eyas.config import override
+    from eyas.config import override, validated
     from eyas.recipes import read_recipe
 
     values = read_recipe(recipe)
@@ -42,9 +42,9 @@ def train(
         raise ConfigError(f"{recipe}: a recipe must have one section, `lm` or `drafter`")
     section = next(iter(values.keys() & {"lm", "drafter"}))
     trackers = {"wandb": wandb, "mlflow": mlflow}
-    changes = [*(overrides or ()), *(f"{section}.loop.{name}={each}" for name, each in trackers.items() if each)]
-    from eyas.train.recipe import run_recipe
+    override(values, [f"{section}.loop.{name}={each}" for name, each in trackers.items() if each], recipe)
+    from eyas.train.recipe import Recipe, run_recipe
 
     hide_progress_bars()
     with note_if_interrupted("nothing was trained since the last saved state, which is kept"):
-        run_recipe(recipe, changes)
+        run_recipe(validated(Recipe, values, recipe))

@@ -31,7 +31,7 @@ from eyas.targets.passes import EmbeddingAndHead
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import shape_of
 from eyas.train.drafter.train import warm_start
-from eyas.train.recipe import run_recipe
+from eyas.train.recipe import load_recipe, run_recipe
 
 _VALIDATED = 16
 """One in this many training rows is held out, to choose among the run's checkpoints."""
@@ -227,7 +227,7 @@ def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: Cycl
     )
     given = made.model_dump(mode="json", exclude_none=True, exclude_unset=True)
     write_text(recipe, yaml.safe_dump({"drafter": given}, sort_keys=False))
-    run_recipe(recipe)
+    run_recipe(load_recipe(recipe))
 
 
 def recipe_for(

@@ -24,9 +24,7 @@ from eyas.errors import ConfigError, DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.passes import EmbeddingAndHead
-from eyas.targets.taps import choose_taps
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
-from eyas.train.drafter.shape import DrafterShape, drafter_config
 
 
 @dataclass(frozen=True)
@@ -165,16 +163,3 @@ def open_data(
     found = read_rows(tokenizer, chats, HELD_OUT_SHARE if share is None else share, longest, target.vocab_size)
     cut = CutOff(found.cut["train"], found.lost["train"])
     return TrainingData(found.rows, tuple(found.reasons), cut, served, fingerprint(target.model), features)
-
-
-def with_taps(shape: DrafterShape, target: EmbeddingAndHead, served: tuple[int, ...]) -> DrafterShape:
-    """The shape with explicit taps: the recipe's, else those of `choose_taps`, or the store's if it lacks any of these.
-
-    The shape of a kind that reads only the final state is unchanged. `served` is () without a store.
-    """
-    usual = drafter_config(shape, target).taps or ()
-    if shape.taps is not None or usual == (target.num_layers + 1,):
-        return shape
-    chosen = choose_taps(target.config)
-    stored = tuple(k for k in served if k <= target.num_layers)
-    return shape.model_copy(update={"taps": chosen if not stored or set(chosen) <= set(stored) else stored})

@@ -20,6 +20,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import SINKS
 from eyas.errors import ConfigError
 from eyas.files import write_text
+from eyas.hub import ModelFiles
 from eyas.tables import show_table
 from eyas.targets.loading import resolve_dtype
 from eyas.train.drafter.config import DrafterTrainConfig
@@ -49,12 +50,12 @@ class SizedConfig(DrafterTrainConfig):
     max_length: int
 
 
-def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
+def resolved_dtype(config: DrafterTrainConfig, files: ModelFiles, processes: ProcessGroup) -> str:
     """The target's dtype. `auto` is the dtype that a resumed run began with, else rank 0's `resolve_dtype`."""
     if config.target_dtype != "auto":
         return config.target_dtype
     began = saved_identity(config.output / "state").get("target_dtype")
-    chosen = began or str(resolve_dtype("auto", config.target, processes.device)).removeprefix("torch.")
+    chosen = began or str(resolve_dtype("auto", files, processes.device)).removeprefix("torch.")
     return str(processes.all_gather(chosen)[0])
 
 

@@ -24,7 +24,7 @@ from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
 from eyas.targets.passes import EmbeddingAndHead
-from eyas.targets.taps import default_taps, spread_taps
+from eyas.targets.taps import choose_taps, default_taps, spread_taps
 from eyas.targets.transformers_names import config_value
 
 DRAFT_VOCABULARY = 32_000
@@ -442,3 +442,16 @@ def rope_of(own: Any) -> dict[str, Any]:
     if rope.get("rope_type", "default") not in PLAIN_ROPE:
         rope = {}
     return {"rope_type": "default", **rope, "rope_theta": theta}
+
+
+def with_taps(shape: DrafterShape, target: EmbeddingAndHead, served: tuple[int, ...]) -> DrafterShape:
+    """The shape with explicit taps: the recipe's, else those of `choose_taps`, or the store's if it lacks any of these.
+
+    The shape of a kind that reads only the final state is unchanged. `served` is () without a store.
+    """
+    usual = drafter_config(shape, target).taps or ()
+    if shape.taps is not None or usual == (target.num_layers + 1,):
+        return shape
+    chosen = choose_taps(target.config)
+    stored = tuple(k for k in served if k <= target.num_layers)
+    return shape.model_copy(update={"taps": chosen if not stored or set(chosen) <= set(stored) else stored})

@@ -6,7 +6,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,14 @@ from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
 from eyas.hub import find_drafter, find_target
 from eyas.runtime import duration, versions
-from eyas.targets import load_target, load_tokenizer
-from eyas.targets.loading import described, load_embedding_and_head, read_config, resolve_device
-from eyas.targets.quantization import quantized_by
+from eyas.targets import load_tokenizer
+from eyas.targets.loading import described, resolve_device
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
-from eyas.train.drafter.data import DraftVocabulary, open_data, with_taps
+from eyas.train.drafter.data import DraftVocabulary, open_data
 from eyas.train.drafter.settings import Outlook, SizedConfig, announce, cut_length, resolved_dtype, sized
-from eyas.train.drafter.shape import check_parts, drafter_config, fresh_network
-from eyas.train.drafter.validation import HeldOutDecoding, RunTarget, scored
+from eyas.train.drafter.shape import check_parts, drafter_config, fresh_network, with_taps
+from eyas.train.drafter.target import RunTarget, load_run_target
+from eyas.train.drafter.validation import HeldOutDecoding, scored
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import ProcessGroup, full_tensor, join_processes
 from eyas.train.loop.log import Advance, MicroBatchLoss
@@ -274,9 +273,11 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
     """
     with join_processes(config.loop.parallel, resolve_device(config.device)) as processes:
         check_loop(config.loop, processes)
-        dtype = resolved_dtype(config, processes)
-        target = load_for(config, dtype, processes)
-        return _train(config, dtype, processes, target, load_tokenizer(config.target))
+        files = find_target(config.target)
+        dtype = resolved_dtype(config, files, processes)
+        decodes = config.validation.decode and (processes.mode == "fsdp" or processes.is_main)
+        target = load_run_target(files, dtype, processes, whole=decodes or config.source != "offline")
+        return _train(config, dtype, processes, target, load_tokenizer(files))
 
 
 def check_run(config: DrafterTrainConfig) -> tuple[int, ...]:
@@ -294,24 +295,6 @@ def check_run(config: DrafterTrainConfig) -> tuple[int, ...]:
     network = drafter_config(with_taps(config.shape, target, ()), target)
     check_parts(config.shape, network, target)
     return network.taps_of(target.num_layers)
-
-
-def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
-    """Load what the run needs of the target: all of it, sharded or whole, or only its embedding and head."""
-    sharded = processes.mode == "fsdp"
-    decodes = config.validation.decode and (sharded or processes.is_main)
-    if config.source == "offline" and not decodes:
-        return RunTarget(load_embedding_and_head(config.target, dtype=dtype, device=processes.device))
-    if not sharded:
-        eager = processes.device.type == "cuda"  # CUDA graphs don't help with whole chats
-        return RunTarget(load_target(config.target, dtype=dtype, device=processes.device, eager=eager))
-    method = quantized_by(read_config(find_target(config.target)))
-    if method is not None:
-        raise ConfigError(
-            f"{config.target} is quantized by {method}, and fsdp can't shard quantized weights: set loop.parallel to "
-            "ddp, where every process holds the whole target"
-        )
-    return RunTarget.sharded(partial(load_target, config.target, dtype=dtype, device="cpu", prepacked=False), processes)
 
 
 def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any) -> Path:

@@ -7,7 +7,6 @@ rounding.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import signal
@@ -22,12 +21,11 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from pydantic import Field, model_validator
 from rich.console import Console
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed import is_torchelastic_launched
 
 from eyas.config import StrictModel
-from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
+from eyas.errors import ConfigError, StoppedError, TrainingError
 from eyas.runtime import SpareCores, keep_freed_memory, without_cudnn_attention
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
@@ -149,8 +147,8 @@ def train(
     """Train up to `config.steps`, resuming from the state in `folder`/state if there is one.
 
     `identity` holds further settings that must be equal when the run is resumed; `section` is their recipe section.
-    Raises CheckpointError if they differ, or if the disk is full, which leaves the last state complete; TrainingError
-    if a gradient is not finite; StoppedError, once the state is saved, after SIGINT or SIGTERM.
+    Raises CheckpointError if they differ; OSError if the disk is full, which leaves the last state complete;
+    TrainingError if a gradient is not finite; StoppedError, once the state is saved, after SIGINT or SIGTERM.
     """
     check_loop(config, processes)
     keep_freed_memory()
@@ -163,7 +161,6 @@ def train(
     trains = [p for p in model.parameters() if p.requires_grad]
     threads = SpareCores("training", processes.device, config.threads)
     with (
-        explaining_full_disk(folder),
         _run_log(folder, config, done, processes) as log,
         _stopping() as stop,
         threads,
@@ -306,19 +303,3 @@ def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, process
         return RunLog(config.steps, done.step, [], console)
     folder.mkdir(parents=True, exist_ok=True)
     return RunLog(config.steps, done.step, writers(folder, done.step, config.trackers, console), console)
-
-
-@contextmanager
-def explaining_full_disk(folder: Path) -> Iterator[None]:
-    """Turn errors about a full disk, or a limit on the size of files, into CheckpointError with advice."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        number = getattr(error, "errno", None)
-        if number not in full and not any(f"os error {each})" in str(error) for each in full):
-            raise
-        raise CheckpointError(
-            f"the disk that holds {folder} is full ({error}); the last saved state is complete: free some space and "
-            "run the same command again"
-        ) from error
