@@ -150,11 +150,11 @@ def test_a_prompt_is_read_early_only_while_others_draft(others: bool, monkeypatc
     while not engine.idle and (not others or not engine._core.scheduler.running.decoding):
         engine.step()
     runner = engine._core.runner
-    runner.tree = parse_tree("chain:2")
+    runner.planner.tree = parse_tree("chain:2")
     assert runner.drafter is not None
     read: list[list[bool]] = []
     monkeypatch.setattr(type(runner), "_catch_up", lambda _self, _decoding, wanted: read.append(list(wanted)) or 0.0)
-    monkeypatch.setattr(Restless, "plan", lambda *_: runner.tree)
+    monkeypatch.setattr(Restless, "plan", lambda *_: runner.planner.tree)
     monkeypatch.setattr(Restless, "learn", lambda *_: None)
     engine.submit(second)
     for _ in range(4):

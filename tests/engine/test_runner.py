@@ -25,6 +25,6 @@ def test_a_shape_that_goes_by_learned_values_learns_them(tree: str, learns: bool
     ]
     plain = Engine(tiny.target()).generate(asked)
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in plain]
-    learned = engine._core.runner._values.table.values
+    learned = engine._core.runner.planner.values.table.values
     changed = [not np.allclose(learned[group], fresh[group]) for group in (0, 1)]  # of greedy rows, of sampled ones
     assert changed == [learns and temperature == 0.0, learns and temperature > 0.0]

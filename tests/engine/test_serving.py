@@ -477,11 +477,11 @@ def test_a_round_reads_pairs_of_few_rows_that_are_far_behind(monkeypatch: pytest
     run = engine("chain:4", max_running=4, prefill_chunk=16)
     for index in range(4):
         run.submit(request(index, 110))
-    run._core.runner.tree = None
+    run._core.runner.planner.tree = None
     for _ in range(40):
         run.step()
     assert not any(read)
-    run._core.runner.tree = parse_tree("chain:4")
+    run._core.runner.planner.tree = parse_tree("chain:4")
     done = drain(run)
     assert sum(read) > 4 * 40
     assert max(read) < 16 + 40 + 20, "a row, and who has few"

@@ -46,6 +46,7 @@ class Whims(Controller):
     """Another tree every round, and often none; the drafter observes a `share` of the sequences."""
 
     probing = False
+    tree = None
 
     def __init__(
         self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES), share: float = 1.0
@@ -64,7 +65,8 @@ class Whims(Controller):
     ) -> TreeSpec | None:
         assert len(set(texts)) == len(lengths) == len(sampled or ()) == len(unread or ()) > 0
         self.planned += 1
-        return self._draw.choice(self._trees)
+        self.tree = self._draw.choice(self._trees)
+        return self.tree
 
     def observes(self, rows: int) -> bool:
         assert rows > 0

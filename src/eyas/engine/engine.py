@@ -24,6 +24,7 @@ from eyas.engine.round_log import RoundLog
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import InputProcessor, SequenceState
+from eyas.engine.tree_planner import FixedTree
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, UsageError
 from eyas.runtime import inference
 from eyas.targets import Target
@@ -75,7 +76,7 @@ class Engine:
             target,
             speculation,
             self.rule,
-            controller,
+            controller or FixedTree(None if speculation is None else speculation.tree),
             max_running=self.batch_size,
             prefill_chunk=prefill_chunk,
             step_tokens=self.limits.prefill_chunk,
@@ -248,7 +249,7 @@ class EngineCore:
         self.end(scheduler.expired(now), "deadline")
         if not scheduler.busy:
             return
-        scheduler.begin(staging_columns(runner.tree), now)
+        scheduler.begin(staging_columns(runner.planner.tree), now)
         if not scheduler.running:
             slots.reset_sampler()
         if not slots.intact:
@@ -266,8 +267,8 @@ class EngineCore:
                 slots.prepare(None)
                 if scheduler.shrink():  # gives memory back to the system
                     slots.reshape(scheduler.room)
-            if not scheduler.busy and runner.controller is not None:
-                runner.controller.keep()
+            if not scheduler.busy:
+                runner.planner.keep()
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
@@ -288,7 +289,7 @@ class EngineCore:
         scheduler = self.scheduler
         slots = self.runner.slots
         chunk = self.scheduler.limits.prefill_chunk
-        staging = staging_columns(self.runner.tree)
+        staging = staging_columns(self.runner.planner.tree)
         while chunk is None or scheduler.budget.copied < (1 if scheduler.budget.crowded else chunk):
             sequence, moves = scheduler.admit(staging, now)
             if sequence is None:
@@ -406,7 +407,7 @@ class EngineCore:
         """Copy a piece of the caches to larger ones that will soon be needed: a whole copy takes seconds on a CPU."""
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
-            self.scheduler.plan_growth(staging_columns(self.runner.tree))
+            self.scheduler.plan_growth(staging_columns(self.runner.planner.tree))
             if not self.scheduler.budget.alone:  # in a step for some clients alone, none of them waits for it
                 room.ready = self.runner.slots.prepare(room.planned)
 

@@ -12,21 +12,20 @@ from dataclasses import replace
 from itertools import compress
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from eyas.drafters.base import Drafter, SlotPairs
-from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.controller import RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
+from eyas.engine.tree_planner import TreePlanner
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.targets.slots import COLUMNS, CacheRoom, Reshaping, SlotCache
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import LearnedValues
 from eyas.types import DraftRound, Request
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
@@ -193,7 +192,7 @@ class ModelRunner:
         target: Target,
         speculation: Speculation | None,
         rule: WalkRule,
-        controller: Controller | None,
+        planner: TreePlanner,
         *,
         max_running: int,
         prefill_chunk: int,
@@ -202,18 +201,15 @@ class ModelRunner:
         """A round reads about `step_tokens` deferred pairs; None = any number."""
         self.target = target
         self.speculation = speculation
-        self.controller = controller
+        self.planner = planner
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
             _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
         self._forgets = self.drafter is not None and self.drafter.pairs.forgets
-        self.tree = None if speculation is None else speculation.tree
-        """The shape of the last round's draft trees; None = it drafted nothing."""
         self.slots = SlotManager(target, self.drafter, rule, max_running)
         self._prefill_chunk = prefill_chunk
         self._step_tokens = step_tokens
-        self._values = LearnedValues()
         self._prompt_pairs = 0
         self._planned_at = self._overhead = 0.0
 
@@ -231,7 +227,7 @@ class ModelRunner:
             return False
         if self.drafter.needs_prediction and not request.prediction:
             return False
-        return self.controller is None or self.controller.observes(rows)
+        return self.planner.observes(rows)
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""
@@ -282,8 +278,8 @@ class ModelRunner:
         """Plan the next round, and let the drafter read what it needs for that.
 
         While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now; if
-        those are all rows, a controller decides. If rows are far behind, the drafter reads a part in each step, and
-        they continue without drafts until it has read them.
+        those are all rows, the plan decides, unless all rounds draft. If rows are far behind, the drafter reads a part
+        in each step, and they continue without drafts until it has read them.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if self.drafter is None or not any(drafting):
@@ -291,10 +287,15 @@ class ModelRunner:
         rows = slots_of(decoding)
         reading = 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
-        if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
+        if self._drafts and any(begun) and (self.planner.always_drafts or not all(begun)):
             reading = self._catch_up(decoding, self._fitting_a_step(rows, begun))
         self._planned_at = time.perf_counter()
-        tree = self._tree_for(decoding, rows)
+        tree = self.planner.plan(
+            [sequence.index for sequence in decoding],
+            [sequence.cached for sequence in decoding],
+            [sequence.request.params.temperature > 0.0 for sequence in decoding],
+            [self.drafter.pairs.unread(row) for row in rows],
+        )
         if tree is None:
             return RoundPlan(None, drafting, reading)
         reached = self._fitting_a_step(rows, drafting)
@@ -305,20 +306,6 @@ class ModelRunner:
             reading += seconds
             self._planned_at += seconds  # reading isn't planning
         return RoundPlan(tree, drafting, reading)
-
-    def _tree_for(self, decoding: Sequence[SequenceState], rows: range) -> TreeSpec | None:
-        """The tree's shape for the next round of sequences in these slots; None = a plain round."""
-        sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-        if self.controller is None:
-            return None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
-        assert self.drafter is not None
-        self.tree = self.controller.plan(
-            [sequence.index for sequence in decoding],
-            [sequence.cached for sequence in decoding],
-            sampled,
-            [self.drafter.pairs.unread(row) for row in rows],
-        )
-        return self.tree
 
     def _fitting_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
         """The `wanted` rows [R] whose deferred pairs can be read in one step, the fewest pairs first; at least one."""
@@ -366,10 +353,7 @@ class ModelRunner:
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self.slots.view, speculation, rows, roots, drafting, observed)
         seconds = time.perf_counter() - started
-        if self.controller is None:
-            _learn(self._values, tree, output.draft)
-            return output
-        self.controller.decoded(len(decoding))
+        self.planner.decoded(len(decoding))
         if any(drafting):
             record = RoundRecord(
                 texts=[sequence.index for sequence in decoding],
@@ -385,7 +369,7 @@ class ModelRunner:
                 overhead=self._overhead,
                 prompt_pairs=self._prompt_pairs,
             )
-            self.controller.learn(record)
+            self.planner.learn(record)
             self._overhead = time.perf_counter() - self._planned_at - seconds
             self._prompt_pairs = 0
         return output
@@ -393,15 +377,15 @@ class ModelRunner:
     @property
     def _drafts(self) -> bool:
         """Whether trees are being drafted, apart from probes that only show what a draft would bring."""
-        return self.tree is not None and not (self.controller is not None and self.controller.probing)
+        return self.planner.tree is not None and not self.planner.probing
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
-        """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
+        """Whether a sequence is drafted for. Unless all rounds draft, a first token waits for no draft."""
         constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
         # with a slow grammar there is nothing to gain from drafting
         if not sequence.observed or (constraint is not None and constraint.slow):
             return False
-        return self.controller is None or bool(sequence.tokens)
+        return self.planner.always_drafts or bool(sequence.tokens)
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
@@ -412,12 +396,6 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
         raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, not copied text")
     if tree is None or not tree.is_chain:
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
-
-
-def _learn(values: LearnedValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
-    """Update the values of nodes from a verified draft, if `spec` chooses its nodes by these values."""
-    if spec is not None and spec.values is values.table and draft is not None and values.wants(draft.tree):
-        values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
 
 def _pass_of(tokens: int) -> AbstractContextManager[None]:

@@ -180,7 +180,7 @@ def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
     for request in asked:
         made.submit(request)
     while not made.idle:
-        made._core.runner.tree = tree if len(chunks) % 3 else None
+        made._core.runner.planner.tree = tree if len(chunks) % 3 else None
         chunks += [(chunk.index, chunk.token_ids) for chunk in made.step()]
     assert [[t for i, tokens in chunks if i == index for t in tokens] for index in range(len(asked))] == plain
 

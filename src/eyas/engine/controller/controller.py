@@ -64,7 +64,9 @@ class Overhead:
 
 
 class Controller:
-    """Plans the draft tree of each round and learns from how the round went."""
+    """Plans the draft tree of each round and learns from how the round went: a `TreePlanner` for `--tree auto`."""
+
+    always_drafts = False
 
     def __init__(
         self,
@@ -90,7 +92,8 @@ class Controller:
         self._overhead = Overhead()
         self._texts: set[int] = set()
         """The texts of the last round."""
-        self._planned: TreeSpec | None = None
+        self.tree: TreeSpec | None = None
+        """The shape of the latest plan; None = a plain round."""
         self._ahead = 0
         """Further rounds that are planned already, to be like the last one."""
         self._situation: tuple[int, ...] = ()
@@ -129,7 +132,7 @@ class Controller:
         of each row, which a draft reads first; None = the rounds since the last draft.
         """
         if self._keeps_plan(texts):
-            return self._planned
+            return self.tree
         self._end_stretch()
         room = self.arm.depth
         if self._max_length is not None:
@@ -137,11 +140,11 @@ class Controller:
             room = min(room, self._max_length - 1 - min(lengths, default=0))
         groups = (0,) * len(texts) if sampled is None else tuple(int(bool(one)) for one in sampled)
         batch = Batch(texts, lengths, groups, room)
-        self._planned = None
+        self.tree = None
         if texts and room > 0:
             self._renew(batch)
-            self._planned = self._plan(batch, unread)
-        return self._planned
+            self.tree = self._plan(batch, unread)
+        return self.tree
 
     def _renew(self, batch: Batch) -> None:
         """Forecast again if the batch or its texts have changed, or now and then."""
