@@ -77,6 +77,19 @@ def test_columns_put_the_root_first() -> None:
     assert tree.columns(torch.tensor([7, 8])).tolist() == [[7, 49, 50], [8, 49, 49]]
 
 
+@given(parent_lists(), st.booleans())
+def test_trees_come_to_the_host_in_one_copy(parents: list[list[int]], more: bool) -> None:
+    tree = tree_of(parents)
+    tree = replace(tree, logprob=-torch.rand(tree.tokens.shape), valid=tree.tokens % 3 > 0)
+    if more:
+        tree = replace(tree, scratch=tree.tokens % 2 > 0, sources=tree.tokens % 4)
+    found = tree.unpacked(tree.packed())
+    for name in ("tokens", "parents", "logprob", "valid", "scratch", "sources"):
+        expected, part = getattr(tree, name), getattr(found, name)
+        assert part is None if expected is None else part.equal(expected), name
+    assert found.ancestors.equal(tree.ancestors)
+
+
 def valid_paths(tree: DraftTree, row: int) -> list[tuple[list[int], float]]:
     """Tokens from the root and value of every valid node, in order."""
     parents = tree.parents[row].tolist()

@@ -11,7 +11,7 @@ from torch import Tensor
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import SeededWalk, gumbel
-from eyas.verify.walk import _device_walk
+from eyas.verify.walk import _chosen_walk, _device_walk
 
 from .emulation import CPU, PROMPT, admit_all
 
@@ -92,6 +92,10 @@ def test_walks_on_the_host_are_those_of_a_device(
     on_device = _device_walk(NodeLogits.of(logits), tree, sampler, range(3))
     assert on_host.fetched == on_host.table.tolist()
     assert torch.equal(on_host.table, on_device.table)
+    if not penalty and not temperature:
+        known = NodeLogits.of(logits).best()
+        for waits in (False, True):
+            assert torch.equal(_chosen_walk(known, tree, VOCAB, waits).table, on_device.table)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -134,6 +134,8 @@ class Drafter(Protocol):
     """Whether drafting takes computation, rather than a lookup at almost no cost."""
     looks_up: bool = False
     """Whether some of its tokens come from a lookup in known texts."""
+    reads_on_host: bool = False
+    """Whether it reads tokens on the host: `observe` and `defer` are given them there."""
     needs_prediction: bool = False
     """Whether it drafts only for requests with a prediction."""
     module: nn.Module | None = None
@@ -178,7 +180,7 @@ class Drafter(Protocol):
     ) -> None:
         """Read the target's `logits` at the drafted nodes, for drafters that use more than the committed pairs.
 
-        Called after the round's host sync, before the committed pairs are observed.
+        Called after the round's host sync, before the committed pairs are observed; `tree` is on the host.
         """
         return
 

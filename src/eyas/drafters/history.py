@@ -96,10 +96,7 @@ class TokenPairs(SlotPairs, Generic[H]):
         self._of[slot].tokens += saved.tokens[:count]
 
     def append(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
-        """Add the first `counts[r]` of next_tokens [R, Q] to each row's sequence.
-
-        They are copied to the host; on an accelerator that is after the round's host sync, so nothing waits.
-        """
+        """Add the first `counts[r]` of next_tokens [R, Q], which are on the host, to each row's sequence."""
         if any(counts):
             for slot, tokens, count in zip(rows, next_tokens.tolist(), counts, strict=True):
                 self._of[slot].tokens += tokens[:count]
@@ -118,6 +115,7 @@ class HistoryDrafter(Drafter):
     """Drafts from the tokens of each slot's sequence."""
 
     taps = ()
+    reads_on_host = True
     pairs: TokenPairs[Any]
 
     def __init__(self, pairs: TokenPairs[Any], device: torch.device) -> None:

@@ -23,8 +23,9 @@ from typing_extensions import Self
 from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
+from eyas.runtime import to_device
 from eyas.targets.slots import SlotCache
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.tree.acceptance import LearnedValues
 from eyas.tree.draft_tree import Lookup
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
@@ -128,6 +129,7 @@ class HybridDrafter(Drafter):
     """Drafts with a network, and with passages looked up in the sequence and in other texts."""
 
     looks_up = True
+    reads_on_host = True
 
     def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
         """Unite the drafts of two drafters for the same target, which is on `device`."""
@@ -160,11 +162,22 @@ class HybridDrafter(Drafter):
             self._learn(last, next_tokens, counts)
         self.lookup.observe(rows, next_tokens, taps, counts)
         rested = last is not None and last.rested
-        (self.network.defer if rested else self.network.observe)(rows, next_tokens, taps, counts)
+        give = self.network.defer if rested else self.network.observe
+        give(rows, self._for_network(next_tokens), taps, counts)
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self.lookup.defer(rows, next_tokens, taps, counts)
-        self.network.defer(rows, next_tokens, taps, counts)
+        self.network.defer(rows, self._for_network(next_tokens), taps, counts)
+
+    def _for_network(self, tokens: Tensor) -> Tensor:
+        """Tokens where the network reads them."""
+        there = tokens.device == self._device or self.network.reads_on_host
+        return tokens if there else to_device(tokens.tolist(), self._device)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        self.network.verified(rows, tree, logits, drafting)
+        if self._last is not None:
+            self._last = self._last._replace(tree=tree)
 
     def catch_up(self, rows: range, wanted: Sequence[bool], max_pairs: int | None = None) -> None:
         self.network.catch_up(rows, wanted, max_pairs)
@@ -201,7 +214,7 @@ class HybridDrafter(Drafter):
                 tree = replace(tree, lookup=replace(tree.lookup, seconds=seconds))
         tree = replace(tree, lookup=replace(tree.lookup, predicted=predicted_rows(found)))
         self._drafted_at = time.perf_counter()
-        self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
+        self._last = _Drafted(tree, spec.values is None and tree.size > 0, rests)
         return tree
 
     def _copies_suffice(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class Slots:
 
 
 class VerifiedDraft(NamedTuple):
-    """A batch of draft trees and the paths that verification walked through them."""
+    """A batch of draft trees, on the host, and the paths that verification walked through them."""
 
     tree: DraftTree
     paths: list[list[int]]
@@ -134,6 +134,7 @@ def run_round(
     tree = tree if legal is None else legal.tree
     verified = target.verify(cache, rows, roots, tree, taps)
     walk, paths, output = _walk(slots, verified.logits, legal, tree, rows)
+    tree = walk.tree or tree
     passed = time.perf_counter()
 
     cache.commit(rows, paths)
@@ -143,10 +144,11 @@ def run_round(
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
         counts = [accepted + 1 for accepted in output.accepted]
         most = max(counts)
-        if walk.on_host is None:
+        known = walk.fetched_tokens if speculation.drafter.reads_on_host else walk.on_host
+        if known is None:
             next_tokens = walk.tokens[:, :most].clamp(min=0)  # [R, K]
         else:
-            next_tokens = torch.tensor([[max(token, 0) for token in row[:most]] for row in walk.on_host])
+            next_tokens = torch.tensor([[max(token, 0) for token in row[:most]] for row in known])
         if spec is None:
             states = verified.taps.unsqueeze(1)  # [R, K, A, Ht]
         elif walk.on_host is None:
@@ -190,8 +192,13 @@ def run_first_round(
     passed = time.perf_counter()
 
     if drafter is not None:
-        last = to_device(piece.counts, target.device).unsqueeze(1) - 1
-        next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
+        known = walk.fetched_tokens if drafter.reads_on_host else None
+        if known is None:
+            last = to_device(piece.counts, target.device).unsqueeze(1) - 1
+            next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
+        else:
+            last = torch.tensor(piece.counts).unsqueeze(1) - 1
+            next_tokens = piece.next_on_host.scatter(1, last, torch.tensor(known)[:, :1])
         observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, observed, reading)
     return output._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - started)
 
@@ -219,7 +226,8 @@ def _walk(
 ) -> tuple[Walk, list[list[int]], RoundOutput]:
     """Walk the trees, advance the sampler, and fetch the outcome: the one host sync of a round.
 
-    Returns the walk (on the device), the node indices walked in each row, and the output as far as it is known.
+    Returns the walk, the node indices walked in each row, and the output as far as it is known. From then on the walk
+    knows its table and the trees on the host, too, so that nobody has to ask the device again.
     """
     sampler = slots.sampler
     walk = slots.rule(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
@@ -233,9 +241,15 @@ def _walk(
     table = walk.fetched
     flat = None if scores is None else scores.flat()
     if table is None:  # the host sync, unless the walk was made on the host
-        fetched = torch.cat((walk.table.flatten(), *(() if flat is None else (flat,)))).cpu()
-        table = fetched[: walk.table.numel()].view(walk.table.shape).tolist()
-        flat = fetched[walk.table.numel() :]
+        packed = [] if walk.device.type == "cpu" else [tree.packed()]
+        parts = [walk.table, *packed, *(() if flat is None else (flat,))]
+        copied = torch.split_with_sizes(
+            torch.cat([part.flatten() for part in parts]).cpu(), [part.numel() for part in parts]
+        )
+        of_walk, *rest = (copy.view(part.shape) for copy, part in zip(copied, parts, strict=True))
+        table = of_walk.tolist()
+        walk = replace(walk, fetched=table, tree=tree.unpacked(rest[0]) if packed else tree)
+        flat = None if flat is None else rest[-1]
     width = walk.steps
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]

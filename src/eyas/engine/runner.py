@@ -242,7 +242,8 @@ class ModelRunner:
                     starts[row] += chunk.counts[row]
                 if drafter is not None:
                     reading = [self._drafts] * len(observed)
-                    observe_rows(drafter, batch.rows, chunk.next_tokens, chunk.taps, chunk.counts, observed, reading)
+                    following = chunk.next_on_host if drafter.reads_on_host else chunk.next_tokens
+                    observe_rows(drafter, batch.rows, following, chunk.taps, chunk.counts, observed, reading)
                     self._prompt_pairs += sum(chunk.counts)
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
                     sequence.cached += count
@@ -425,12 +426,12 @@ def staging_columns(spec: TreeSpec | None) -> int:
 def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collection[int]) -> dict[int, DraftRound]:
     """The draft trees of traced `rows` for `Chunk.draft`; scratch nodes, and rows without a tree, are left out.
 
-    `roots` has the root token of every row. Copies from the device, so it is called for traced requests only.
+    `roots` has the root token of every row.
     """
     if draft is None or not rows or not draft.tree.size:
         return {}
     tree = draft.tree
-    chosen = to_device(list(rows), tree.tokens.device)
+    chosen = torch.tensor(list(rows))
     table = torch.stack((tree.acceptable.long(), tree.tokens, tree.parents))[:, chosen].tolist()  # [3][rows][N]
     logprobs = tree.logprob[chosen].tolist()
     found = {}

@@ -74,7 +74,7 @@ class FixedTree:
         spec = record.spec
         draft = record.draft
         chooses_by_values = spec is not None and spec.values is self.values.table
-        if spec is not None and chooses_by_values and draft is not None and self.values.wants(draft.tree):
+        if spec is not None and chooses_by_values and draft is not None and draft.tree.size:
             self.values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
     def keep(self) -> None:

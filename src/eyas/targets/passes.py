@@ -87,6 +87,7 @@ class PrefillChunk(NamedTuple):
     """A prefilled and committed chunk of some prompts."""
 
     next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
+    next_on_host: Tensor  # [R, Q] the same tokens in host memory
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]  # number of real positions among the Q of each row
     final: Tensor  # [R, Q, Ht], after the final norm: the head's input
@@ -289,12 +290,14 @@ class Passes(EmbeddingAndHead):
         """
         counts = [max(0, len(row) - 1) for row in tokens]
         width = max(counts)
-        window = to_device([[*row, *[0] * (width + 1 - len(row))] for row in tokens], self.device)
+        given = [[*row, *[0] * (width + 1 - len(row))] for row in tokens]
+        window = to_device(given, self.device)
+        on_host = torch.tensor(given)
         if width == 0:
             none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
-            return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
+            return PrefillChunk(window[:, 1:], on_host[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
         final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
-        return PrefillChunk(window[:, 1:], caught, counts, final)
+        return PrefillChunk(window[:, 1:], on_host[:, 1:], caught, counts, final)
 
     @inference
     def prefill_to_end(
@@ -305,7 +308,9 @@ class Passes(EmbeddingAndHead):
         The token after a row's last one isn't known yet, so the chunk repeats the last. Needs `head_is_exact`.
         """
         counts = [len(row) for row in tokens]
-        window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
+        given = [[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens]
+        window = to_device(given, self.device)
+        on_host = torch.tensor(given)
         final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
         states = final[torch.arange(len(counts), device=self.device), last]
@@ -314,7 +319,7 @@ class Passes(EmbeddingAndHead):
             logits = NodeLogits(self.head(states), index)
         else:
             logits = self.decoder.logits_of_states(states, index, self._change_of_logits)
-        return logits, PrefillChunk(window[:, 1:], caught, counts, final)
+        return logits, PrefillChunk(window[:, 1:], on_host[:, 1:], caught, counts, final)
 
     def read(
         self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]

@@ -39,9 +39,8 @@ _DECAY = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
 _MAX_QUEUED_ROUNDS = 64
 """Maximum number of rounds counted together: a round's few nodes aren't worth a dozen array operations."""
-_UPDATE_INTERVAL, _SAMPLING_INTERVAL = 16, 8
-"""Values are updated after every `_UPDATE_INTERVAL` drafts learned from, and initially at doubling intervals. On an
-accelerator, where reading a tree is a sync, only one draft in `_SAMPLING_INTERVAL` is learned from."""
+_UPDATE_INTERVAL = 16
+"""Values are updated after so many drafts learned from, and initially at doubling intervals."""
 
 
 class GradedStep(NamedTuple):
@@ -90,7 +89,7 @@ class Acceptance:
         """Groups with news since the last table: updating all of them would take a tenth of a small pass."""
 
     def learn_tree(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
-        """Count the nodes of a verified tree whose parents were accepted; on an accelerator this waits for the device.
+        """Count the nodes of a verified tree on the host whose parents were accepted.
 
         `paths` [B] are the node indexes walked in each row, starting with the root's 0; `groups` [B] the rows' groups.
         """
@@ -193,12 +192,7 @@ class LearnedValues:
     def __init__(self) -> None:
         self._acceptance = Acceptance(GROUPS * len(Source))
         self.table: ValueTable = self._acceptance.table()
-        self._drafts = self._learned = 0
-
-    def wants(self, tree: DraftTree) -> bool:
-        """Whether to learn from a batch of trees; to be called once for each."""
-        self._drafts += 1
-        return tree.size > 0 and (tree.tokens.device.type == "cpu" or self._drafts % _SAMPLING_INTERVAL == 0)
+        self._learned = 0
 
     def learn(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
         """Learn from a verified tree, as `Acceptance.learn_tree` does."""

@@ -235,6 +235,31 @@ class DraftTree:
             scratch=None if self.scratch is None else self.scratch.gather(1, chosen),
         )
 
+    def packed(self) -> Tensor:
+        """[B, P * N] int64: its P parts side by side, floats as their bits, for one copy to the host.
+
+        See `unpacked`.
+        """
+        bits = self.logprob.contiguous().view(torch.int32)
+        parts = (self.tokens, self.parents, self.valid, bits, self.scratch, self.sources)
+        return torch.cat([part.to(torch.int64) for part in parts if part is not None], dim=1)
+
+    def unpacked(self, packed: Tensor) -> DraftTree:
+        """The same trees on the host, of a copy there of what `packed` returned."""
+        count = 4 + (self.scratch is not None) + (self.sources is not None)
+        tokens, parents, valid, bits, *others = packed.view(len(packed), count, self.size).unbind(1)
+        rest = iter(others)
+        return replace(
+            self,
+            tokens=tokens,
+            parents=parents,
+            valid=valid.bool(),
+            logprob=bits.to(torch.int32).contiguous().view(torch.float32),
+            scratch=None if self.scratch is None else next(rest).bool(),
+            sources=None if self.sources is None else next(rest),
+            shared_ancestors=None,
+        )
+
     def columns(self, root: Tensor) -> Tensor:
         """[B, 1 + N] token ids of a verification pass: the `root` [B] of each row, then its nodes."""
         return torch.cat((root.unsqueeze(1), self.tokens), dim=1)

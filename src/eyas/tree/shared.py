@@ -289,9 +289,7 @@ class SharedGrowth(BeamGrowth):
         scores = torch.cat(self._scores, dim=1)
         allowed = None
         if len(self._drafting) < self._batch:
-            drafting = torch.zeros(self._batch, 1, dtype=torch.bool)
-            drafting[self._drafting] = True
-            allowed = drafting.to(self._device)
+            allowed = to_device([[row in self._drafting] for row in range(self._batch)], self._device)
         kept = self._plan.keep(scores, allowed)
         cap = min(scores.shape[1], shape.per_row or shape.budget)
         counted = None if shape.threshold > 0.0 else min(shape.budget, len(self._drafting) * cap)

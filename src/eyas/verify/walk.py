@@ -41,9 +41,11 @@ class Walk:
 
     device: torch.device
     fetched: list[list[int]] | None = None
-    """The `table`, if the walk was made on the host."""
+    """The `table`, once the host has it."""
     computed: Tensor | None = None
     """The `table`, if it was made on the device."""
+    tree: DraftTree | None = None
+    """The trees on the host, if it fetched them to walk there; else None."""
 
     @cached_property
     def table(self) -> Tensor:
@@ -60,11 +62,14 @@ class Walk:
         return Walk(table.device, computed=table)
 
     @cached_property
+    def fetched_tokens(self) -> list[list[int]] | None:
+        """The `tokens`, once the host has them."""
+        return None if self.fetched is None else [row[3 : 3 + self.steps] for row in self.fetched]
+
+    @property
     def on_host(self) -> list[list[int]] | None:
         """The `tokens`, if the host is the device: there, tensors of this size take longer than lists."""
-        if self.fetched is None or not _is_host(self.device):
-            return None
-        return [row[3 : 3 + self.steps] for row in self.fetched]
+        return self.fetched_tokens if _is_host(self.device) else None
 
     @property
     def accepted(self) -> Tensor:
@@ -130,34 +135,50 @@ class SeededWalk:
     lossless = seeded = True
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
+        # log-probabilities of what was walked are fetched with it, so the device walks
+        waits = bool(sampler.logprobs(rows)) and not _is_host(logits.index.device)
         if sampler.needs(rows).plain:
-            return _greedy_walk(logits, tree)
+            return _greedy_walk(logits, tree, waits)
         drawn = logits.drawn(lambda: sampler.path(rows).node_draws(), tree.depth)
         if drawn is not None:
-            return _chosen_walk(drawn, tree)
+            return _chosen_walk(drawn, tree, logits.vocab_size, waits)
         if _is_host(logits.index.device):
             return _host_walk(logits, tree, sampler, rows)
         return _device_walk(logits, tree, sampler, rows)
 
 
 def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-    """Walk sampled rows without a device sync: all rows take the same number of steps."""
+    """Walk sampled rows without a device sync."""
     state = sampler.path(rows, tree.max_depth + 1)
-    vocab_size = logits.vocab_size
+    before = list[Tensor]()
+
+    def sample(node: Tensor) -> Tensor:
+        if before:
+            state.advance(before[-1])
+        before.append(state.sample(logits.at(node)))
+        return before[-1]
+
+    return _walk_on_device(tree, logits.vocab_size, sample)
+
+
+def _walk_on_device(tree: DraftTree, vocab_size: int, sample: Callable[[Tensor], Tensor]) -> Walk:
+    """Walk without a device sync: all rows take the same number of steps.
+
+    `sample` returns the tokens [B] sampled at nodes [B], which may be off the tree.
+    """
     # One number for "this token below that node": (index of the parent) * V + token. With V = 10, the nodes 7 and 9
     # below the root and 5 below the 7 have the keys [7, 9, 15]. The root samples 7: key 7, node 1; node 1 samples 5:
     # key 15, node 3. A token without a node has no key here, and its row waits off the tree.
     keys = torch.add(tree.tokens, tree.parents + 1, alpha=vocab_size).masked_fill_(~tree.acceptable, -1)  # [B, N]
-    node = logits.index.new_zeros(len(rows))  # [B]
+    node = tree.tokens.new_zeros(len(tree.tokens))  # [B]
     path = [node]
-    tokens = [state.sample(logits.at(node))]
+    tokens = [sample(node)]
     for _ in range(tree.max_depth):
-        state.advance(tokens[-1])
         key = torch.add(tokens[-1], node, alpha=vocab_size)
         found, child = (keys == key.unsqueeze(1)).max(dim=1)
         node = torch.where(found, child + 1, tree.size + 1)
         path.append(node)
-        tokens.append(state.sample(logits.at(node)))
+        tokens.append(sample(node))
     return Walk.of(torch.stack(path, dim=1), torch.stack(tokens, dim=1), tree)
 
 
@@ -197,11 +218,11 @@ def _table(tree: DraftTree) -> list[list[list[int]]]:
     return list(map(list, zip(*columns, strict=True)))
 
 
-def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
+def _greedy_walk(logits: NodeLogits, tree: DraftTree, waits: bool = False) -> Walk:
     """Walk greedy rows, whose token at a node doesn't depend on the path to it.
 
     It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes at once, a CPU
-    only those on the path.
+    only those on the path. For `waits`, see `_chosen_walk`.
     """
     if not logits.chooses:
         index = logits.index.tolist()
@@ -211,21 +232,28 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
             return [0 if node == _ENDED else best_token(logits.rows, of_node[node]) for of_node, node in each]
 
         return _walk_lists(_table(tree), tree, choose)
-    return _chosen_walk(logits.best(), tree)
+    return _chosen_walk(logits.best(), tree, logits.vocab_size, waits)
 
 
-def _chosen_walk(chosen: Tensor, tree: DraftTree) -> Walk:
-    """Walk a tree whose nodes' next tokens `chosen` [B, 1 + N] are known."""
-    nodes = (tree.tokens, tree.parents, tree.acceptable, chosen)
+def _chosen_walk(chosen: Tensor, tree: DraftTree, vocab_size: int, waits: bool) -> Walk:
+    """Walk a tree whose nodes' next tokens `chosen` [B, 1 + N] are known.
+
+    The host walks, unless more is computed of the walk before anything is fetched: then the outcome `waits`.
+    """
+    if waits:
+        last = chosen.shape[1] - 1
+        return _walk_on_device(
+            tree, vocab_size, lambda node: chosen.gather(1, node.clamp(max=last).unsqueeze(1)).squeeze(1)
+        )
     # the host sync
-    fetched = torch.cat(nodes, dim=1).cpu().tolist()
-    size = tree.size
-    table = [[row[:size], row[size : 2 * size], row[2 * size : 3 * size]] for row in fetched]
+    packed, tokens = torch.cat((tree.packed(), chosen), dim=1).cpu().tensor_split((-chosen.shape[1],), dim=1)
+    on_host = tree.unpacked(packed)
+    fetched = tokens.tolist()
 
     def fetched_token(at: list[int]) -> list[int]:
-        return [row[3 * size + node] for row, node in zip(fetched, at, strict=True)]
+        return [row[node] for row, node in zip(fetched, at, strict=True)]
 
-    return _walk_lists(table, tree, fetched_token)
+    return replace(_walk_lists(_table(on_host), tree, fetched_token), tree=on_host)
 
 
 def _walk_lists(table: list[list[list[int]]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
