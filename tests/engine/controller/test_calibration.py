@@ -45,6 +45,16 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pyte
     assert "llama" in table.measured_on
     assert "float32" in table.measured_on
     assert drafter.pairs.slots == 0
+    assert table.read_by_pairs is None  # observing reads the pairs
+
+
+def test_reading_is_measured_in_a_draft_where_observing_only_stores() -> None:
+    """A prompt costs a small LM as much as any model, and observing it nothing."""
+    target = tiny.target("llama")
+    table = calibrate(target, SmallLmDrafter(tiny.target("llama")), batch_size=2, widest=60, seconds=0.0)
+    assert table.read_by_pairs is not None
+    assert table.read_by_pairs.sizes == (1, 4, 16, 64)  # more don't fit the context
+    assert table.read_by_pairs.of(64) > 2 * table.observe_by_pairs.of(64)
 
 
 @pytest.mark.parametrize(("rows", "largest"), [(1, 8), (16, 32)])

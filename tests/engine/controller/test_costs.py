@@ -173,3 +173,15 @@ def test_rows_of_different_lengths_cost_what_padding_costs_and_teach_nothing_els
         costs.learn(Work(8, [9] * 8, 32, before + machine.padding_seconds(24), padded=24))
         costs.settle()
     assert float(costs.pass_seconds(32, 8, [9] * 8)) == pytest.approx(before, rel=1e-3)
+
+
+def test_reading_has_its_own_curve_where_observing_only_stores() -> None:
+    """What observing then takes says nothing about reading; that the machine is slow does."""
+    assert CostModel(TABLE).reading_seconds(64, 1) == TABLE.observe_by_pairs.of(64)
+    reading = Curve(sizes=(1.0, 64.0), seconds=(0.0, 2.0))
+    costs = CostModel(TABLE.model_copy(update={"read_by_pairs": reading}))
+    assert costs.reading_seconds(64, 1) == 2.0
+    for _ in range(20):
+        costs.learn(Work(1, [0], 5, 2 * TABLE.pass_by_tokens.of(5), pairs=5, observe_seconds=1e-6))
+    costs.settle()
+    assert costs.reading_seconds(64, 1) == pytest.approx(4.0, rel=0.01)

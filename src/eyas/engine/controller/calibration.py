@@ -124,8 +124,8 @@ class _Bench:
         self._rows = _up_to(batch_size)
         self._together = max(rows for rows in (1, 2, 4, 8) if rows <= batch_size)
         self._draw = torch.Generator().manual_seed(0)
-        longest = _LONG if target.max_length is None else max(1, min(_LONG, target.max_length - 64))
-        self._long = max(longest, min(_SHORT, longest))
+        self._longest = 2 * _LONG if target.max_length is None else max(1, target.max_length - 64)
+        self._long = min(_LONG, self._longest)
         self._sampler = Sampler(batch_size, target.vocab_size, target.device)
 
     def measure(self, seconds: float) -> Runs:
@@ -220,7 +220,7 @@ class _Bench:
 
     def _reading(self, found: dict[int, float], firsts: dict[int, float]) -> Curve | None:
         """What reading stored pairs adds to a row's first level, which reads the last one anyway."""
-        return _curve(sensible({pairs: max(0.0, s - firsts[1]) for pairs, s in found.items()})) if found else None
+        return _curve({pairs: max(0.0, s - firsts[1]) for pairs, s in sensible(found).items()}) if found else None
 
     def _padding(self, found: dict[Size, float]) -> Curve:
         """The additional seconds of unequal rows, compared with equal ones, by padding."""
@@ -241,8 +241,8 @@ class _Bench:
             yield ("unequal", more), lambda tree=tree: self._pass(self._together, tree, _MIDDLE)  # type: ignore[misc]
         for pairs in _PAIRS:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
-        for pairs in _PAIRS if self._stores else ():
-            yield ("read", pairs), lambda pairs=pairs: self._read_late(pairs)  # type: ignore[misc]
+            if self._stores and pairs <= self._longest:
+                yield ("read", pairs), lambda pairs=pairs: self._read_late(pairs)  # type: ignore[misc]
 
     def _of_all_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
         """What is timed with every number of rows: passes over one token per row, and drafts."""
