@@ -17,7 +17,7 @@ from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine
-from eyas.engine.controller import CostTable, calibration, costs_for, make_controller
+from eyas.engine.controller import CostTable, Curve, calibration, costs_for, make_controller
 from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
 from eyas.targets import Target
@@ -48,13 +48,27 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pyte
     assert table.read_by_pairs is None  # observing reads the pairs
 
 
-def test_reading_is_measured_in_a_draft_where_observing_only_stores() -> None:
+def test_reading_is_measured_in_a_draft_where_observing_only_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt costs a small LM as much as any model, and observing it nothing."""
+    drafter = SmallLmDrafter(tiny.target("llama"))
     target = tiny.target("llama")
-    table = calibrate(target, SmallLmDrafter(tiny.target("llama")), batch_size=2, widest=60, seconds=0.0)
+    table = calibrate(target, drafter, batch_size=2, widest=60, seconds=0.0)
     assert table.read_by_pairs is not None
     assert table.read_by_pairs.sizes == (1, 4, 16, 64)  # more don't fit the context
-    assert table.read_by_pairs.of(64) > 2 * table.observe_by_pairs.of(64)
+    bench = calibration._Bench(target, drafter, 2, 60)
+    bench._resize(1, 100)
+    read = list[int]()
+    chunk = drafter.model.prefill_chunk
+    monkeypatch.setattr(
+        drafter.model,
+        "prefill_chunk",
+        lambda cache, rows, tokens, taps: read.append(len(tokens[0])) or chunk(cache, rows, tokens, taps),
+    )
+    for pairs in (1, 1, 16):  # the first one also reads what the slot began with
+        bench._read_late(pairs)
+    assert read[2] == read[1] + 15
+    curve = bench._reading({1: 2.5, 4: 1.0, 16: 3.0}, {1: 2.0})
+    assert curve == Curve(sizes=(1.0, 4.0, 16.0), seconds=(0.0, 0.0, 1.0))
 
 
 @pytest.mark.parametrize(("rows", "largest"), [(1, 8), (16, 32)])
