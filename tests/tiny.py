@@ -340,6 +340,11 @@ def as_loaded(name: str, kind: str, modules: bool = False, **changes: Any) -> Ta
     return Target(model, decoder=None if modules else native)
 
 
+def quick_target(name: str = "llama") -> Target:
+    """A shared float32 target for tests whose subject isn't its passes, which are native where they can be."""
+    return as_loaded(name, "float32") if DEVICE.type == "cpu" else target(name)
+
+
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
     """Random prompts of the given lengths; no two begin with the same tokens."""
     draw = torch.Generator().manual_seed(seed)

@@ -59,7 +59,7 @@ SAMPLED = (
 @cache
 def target(padding: int = 0) -> Target:
     """A model whose head may be larger than the tokenizer."""
-    return Target(tiny.build_model("llama", vocab_size=len(pairs.tokenizer()) + padding))
+    return tiny.as_loaded("llama", "float32", vocab_size=len(pairs.tokenizer()) + padding)
 
 
 def engine(tree: str | None, batch: int = 4, padding: int = 0, rule: TypicalWalk | None = None) -> Engine:

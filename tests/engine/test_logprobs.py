@@ -38,7 +38,7 @@ def check(request: Request, done: Completion) -> None:
     assert done.logprobs is not None
     assert [each.token_id for each in done.logprobs] == done.token_ids
     sequence = [*request.prompt, *done.token_ids]
-    raw = tiny.full_forward(tiny.target().model, sequence).logits[0].log_softmax(-1)
+    raw = tiny.full_forward(tiny.quick_target().model, sequence).logits[0].log_softmax(-1)
     for place, each in enumerate(done.logprobs, len(request.prompt) - 1):
         assert each.logprob == pytest.approx(float(raw[place, each.token_id]), abs=1e-4)
         assert len(each.top) == request.params.logprobs
@@ -52,7 +52,7 @@ def check(request: Request, done: Completion) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_equal_the_models_own(tree: str | None, batch: int) -> None:
     speculation = None if tree is None else Speculation(tiny.eagle3_drafter(), parse_tree(tree))
-    done = Engine(tiny.target(), None, speculation, batch_size=batch).generate(asked())
+    done = Engine(tiny.quick_target(), None, speculation, batch_size=batch).generate(asked())
     for request, each in zip(asked(), done, strict=True):
         check(request, each)
 
@@ -60,10 +60,10 @@ def test_equal_the_models_own(tree: str | None, batch: int) -> None:
 @pytest.mark.parametrize("tree", ["chain:4", "dynamic:4,3,8"])
 def test_chunks_carry_them_aligned(tree: str) -> None:
     """Rounds that emit several tokens, and a last one that is cut."""
-    plain = Engine(tiny.target()).generate(asked())
+    plain = Engine(tiny.quick_target()).generate(asked())
     sequences = [[*r.prompt, *d.token_ids, 3, 4, 5] for r, d in zip(asked(), plain, strict=True)]
     oracle = tiny.OracleDrafter(sequences, (1, 2, 4), omit=0.05)
-    made = Engine(tiny.target(), None, Speculation(oracle, parse_tree(tree)), batch_size=2)
+    made = Engine(tiny.quick_target(), None, Speculation(oracle, parse_tree(tree)), batch_size=2)
     parts: dict[int, list[int]] = {}
     longest = 0
     for chunk in made.stream(asked()):
@@ -110,7 +110,7 @@ def check_prompt(request: Request, done: Completion) -> None:
     """Against `transformers`' own pass over the prompt."""
     assert done.prompt_logprobs is not None
     assert [each.token_id for each in done.prompt_logprobs] == list(request.prompt[1:])
-    raw = tiny.full_forward(tiny.target().model, list(request.prompt)).logits[0].log_softmax(-1)
+    raw = tiny.full_forward(tiny.quick_target().model, list(request.prompt)).logits[0].log_softmax(-1)
     for place, each in enumerate(done.prompt_logprobs):
         assert each.logprob == pytest.approx(float(raw[place, each.token_id]), abs=1e-4)
         best = raw[place].topk(3)
@@ -125,17 +125,19 @@ def test_a_prompt_s_are_those_of_one_pass_over_it(
     tree: str | None, batch: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the prompt is cut, and however few positions' logits are computed together."""
-    monkeypatch.setattr(logprobs, "_MAX_LOGITS", 5 * tiny.target().vocab_size)
+    monkeypatch.setattr(logprobs, "_MAX_LOGITS", 5 * tiny.quick_target().vocab_size)
     speculation = None if tree is None else Speculation(tiny.eagle3_drafter(), parse_tree(tree))
     requests = [*scored(tiny.prompts(9, 1, 5, 40)), *asked(), *scored(tiny.prompts(9, 1), max_tokens=0)]
-    done = Engine(tiny.target(), None, speculation, batch_size=batch, prefill_chunk=chunk).generate(requests)
+    done = Engine(tiny.quick_target(), None, speculation, batch_size=batch, prefill_chunk=chunk).generate(requests)
     for request, each in zip(requests, done, strict=True):
         if request.params.prompt_logprobs is None:
             assert each.prompt_logprobs is None
             check(request, each)
         else:
             check_prompt(request, each)
-    plain = Engine(tiny.target()).generate([Request(r.prompt, SamplingParams(max_tokens=4)) for r in requests[:4]])
+    plain = Engine(tiny.quick_target()).generate(
+        [Request(r.prompt, SamplingParams(max_tokens=4)) for r in requests[:4]]
+    )
     assert [each.token_ids for each in done[:4]] == [each.token_ids for each in plain]
     assert [(each.token_ids, each.finish_reason) for each in done[-2:]] == [([], "length")] * 2
 
@@ -143,7 +145,7 @@ def test_a_prompt_s_are_those_of_one_pass_over_it(
 def test_a_prompt_s_are_complete_where_the_beginning_is_cached_and_where_it_is_read_twice() -> None:
     """The prefix cache has no logits, and a preempted sequence reads again."""
     limits = Limits(max_running=3, prefill_chunk=16, prefix_tokens=4096, max_cached_tokens=3 * 128)
-    engine = Engine(tiny.target(), limits=limits)
+    engine = Engine(tiny.quick_target(), limits=limits)
     (long,) = tiny.prompts(90)
     first = engine.generate(scored([long], max_tokens=20))[0]
     second = engine.generate(scored([long]))[0]
@@ -164,7 +166,7 @@ def test_a_prompt_s_are_complete_where_the_beginning_is_cached_and_where_it_is_r
 
 
 def test_a_prompt_s_come_once_with_the_first_chunk() -> None:
-    chunks = list(Engine(tiny.target(), batch_size=2).stream(scored(tiny.prompts(9, 5))))
+    chunks = list(Engine(tiny.quick_target(), batch_size=2).stream(scored(tiny.prompts(9, 5))))
     for index in range(2):
         first, *later = [chunk for chunk in chunks if chunk.index == index]
         assert first.prompt_logprobs is not None

@@ -28,14 +28,14 @@ def _small_lm() -> Drafter:
 
 
 def _hybrid() -> Drafter:
-    device = tiny.target().device
+    device = tiny.quick_target().device
     return HybridDrafter(tiny.eagle3_drafter(), SuffixDrafter(device), device)
 
 
 METHODS: dict[str, Callable[[], Drafter]] = {
-    "lookahead": lambda: LookaheadDrafter(tiny.target().device, tiny.VOCAB, 5, 3, 4),
-    "ngram": lambda: WEIGHTLESS["ngram"](tiny.target()),
-    "suffix": lambda: WEIGHTLESS["suffix"](tiny.target()),
+    "lookahead": lambda: LookaheadDrafter(tiny.quick_target().device, tiny.VOCAB, 5, 3, 4),
+    "ngram": lambda: WEIGHTLESS["ngram"](tiny.quick_target()),
+    "suffix": lambda: WEIGHTLESS["suffix"](tiny.quick_target()),
     "draft_model": _small_lm,
     "eagle3+suffix": _hybrid,
     **{kind: lambda kind=kind: tiny.drafter(kind) for kind in tiny.KINDS},  # type: ignore[misc]
@@ -65,14 +65,14 @@ def requests(temperatures: tuple[float, ...] = TEMPERATURES) -> list[Request]:
 @cache
 def plain(temperatures: tuple[float, ...] = TEMPERATURES) -> list[list[int]]:
     """What plain decoding answers, one request after another."""
-    return [done.token_ids for done in Engine(tiny.target()).generate(requests(temperatures))]
+    return [done.token_ids for done in Engine(tiny.quick_target()).generate(requests(temperatures))]
 
 
 def engine_of(method: str, batch: int) -> Engine:
     """An engine that drafts with a method, in its own default trees."""
     drafter = METHODS[method]()
     speculation = Speculation(drafter, tree_for(drafter, None))
-    return Engine(tiny.target(), None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
+    return Engine(tiny.quick_target(), None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
 
 
 def test_no_method_is_missing() -> None:

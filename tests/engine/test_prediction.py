@@ -33,7 +33,7 @@ def drafter(name: str) -> Drafter:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["suffix", "eagle3+suffix", "prediction", "eagle3+prediction"])
 def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, temperature: float) -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     asked = Request((5, 6, 7, 8), SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True))
     (plain,) = Engine(target, None).generate([asked])
     answer = tuple(plain.token_ids)
@@ -52,7 +52,7 @@ def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, 
 
 
 def test_a_server_without_a_drafter_copies_predictions_and_decodes_the_rest_plainly() -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     asked = Request((5, 6, 7, 8), SamplingParams(max_tokens=40, ignore_eos=True))
     (plain,) = Engine(target, None).generate([asked])
     session = Session(target)

@@ -41,7 +41,7 @@ def serve(
 ) -> Collector:
     """Serve requests of clients and write what was collected."""
     collector = collector or collector_of(traffic)
-    engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
+    engine, _ = learning_engine(tiny.quick_target(), tiny.eagle3_drafter(TAPS), collector)
     for request, key in zip(requests, keys, strict=True):
         engine.submit(request, queue_key=key)
     while not engine.idle:
@@ -56,7 +56,7 @@ def collected(traffic: TrafficStore) -> list[TrafficRow]:
 
 @pytest.mark.parametrize(("shared", "temperature"), tiny.sample([0, 70], [0.0, 1.0]))
 def test_states_are_those_that_the_target_computes(traffic: TrafficStore, shared: int, temperature: float) -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     requests = asked(9, shared=shared, temperature=temperature)
     serve(traffic, requests, ["c/"] * 9)
     rows = collected(traffic)
@@ -84,7 +84,7 @@ _FP8 = {"rtol": 2**-3, "atol": 0.05}
 
 
 def _plain(requests: list[Request]) -> list[list[int]]:
-    return [list(done.token_ids) for done in Engine(tiny.target("llama"), batch_size=8).generate(requests)]
+    return [list(done.token_ids) for done in Engine(tiny.quick_target(), batch_size=8).generate(requests)]
 
 
 def _start(whole: np.ndarray, part: np.ndarray) -> int:
@@ -173,7 +173,7 @@ def test_a_full_disk_ends_collecting_and_nothing_else(
     monkeypatch.setattr(collect, "_TOGETHER", 1)
     requests = asked(12)
     collector = collector_of(traffic)
-    engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
+    engine, _ = learning_engine(tiny.quick_target(), tiny.eagle3_drafter(TAPS), collector)
     with caplog.at_level(logging.WARNING):
         answers = [list(done.token_ids) for done in engine.generate(requests)]
         collector.close()
@@ -197,7 +197,7 @@ def test_a_slow_disk_loses_rows_and_keeps_nobody_waiting(
 
 def test_cancelled_and_preempted_rows_leave_nothing_half(traffic: TrafficStore) -> None:
     collector = collector_of(traffic)
-    engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
+    engine, _ = learning_engine(tiny.quick_target(), tiny.eagle3_drafter(TAPS), collector)
     requests = asked(4)
     indices = [engine.submit(request) for request in requests]
     for _ in range(6):

@@ -22,6 +22,12 @@ def recent(world: World, tmp_path_factory: pytest.TempPathFactory) -> FeatureSto
     return world.store(tmp_path_factory.mktemp("recent") / "store", {"held": world.rows(7, 34)})
 
 
+@pytest.fixture(scope="module")
+def gate(world: World, recent: FeatureStore) -> Gate:
+    """Compares with the drafter, which is replayed once for all tests."""
+    return Gate(world.drafter, world.session.target, recent, "held", None, GateConfig())
+
+
 def changed(world: World, path: Path, how: str, seed: int) -> Path:
     """The drafter, made worse in one of three ways."""
     network = load_network(world.drafter, world.session.target).float()
@@ -47,18 +53,15 @@ def _spoil(network: DraftNetwork, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["random", "taps", "noise"])
 @pytest.mark.parametrize("tries", [range(1), pytest.param(range(1, 17), marks=pytest.mark.slow)])
-def test_a_worse_one_is_never_promoted(
-    world: World, recent: FeatureStore, tmp_path: Path, how: str, tries: range
-) -> None:
+def test_a_worse_one_is_never_promoted(world: World, gate: Gate, tmp_path: Path, how: str, tries: range) -> None:
     """Not in 51 tries."""
     for seed in tries:
-        candidate = changed(world, tmp_path / str(seed), how, seed)
-        found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(candidate)
+        found = gate.judge(changed(world, tmp_path / str(seed), how, seed))
         assert not found.promoted, found.reason
 
 
-def test_an_equal_one_is_not_promoted(world: World, recent: FeatureStore) -> None:
-    found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(world.drafter)
+def test_an_equal_one_is_not_promoted(world: World, gate: Gate) -> None:
+    found = gate.judge(world.drafter)
     assert not found.promoted
     assert found.figures["recent_lower"] == 1.0
 
@@ -77,10 +80,9 @@ def test_one_that_forgets_is_not_promoted(world: World, tmp_path: Path) -> None:
     knows = [_without_tokens(world, tmp_path / str(domain), domain) for domain in (1, 0)]
     recent = world.store(tmp_path / "recent", {"held": world.rows(8, 34, domain=1)})
     reference = world.store(tmp_path / "reference", {"reference": world.rows(9, 34, domain=0)})
-    target = world.session.target
-    assert Gate(knows[0], target, recent, "held", None, GateConfig()).judge(knows[1]).promoted
-    found = Gate(knows[0], target, recent, "held", reference, GateConfig()).judge(knows[1])
+    found = Gate(knows[0], world.session.target, recent, "held", reference, GateConfig()).judge(knows[1])
     assert not found.promoted
+    assert found.figures["recent_lower"] > 1.0
     assert found.forgets
     assert "it forgets" in found.reason
 
@@ -96,15 +98,15 @@ def _without_tokens(world: World, path: Path, domain: int) -> Path:
     return path
 
 
-def test_other_forms_and_damaged_ones_are_refused(world: World, recent: FeatureStore, tmp_path: Path) -> None:
+def test_other_forms_and_damaged_ones_are_refused(world: World, gate: Gate, tmp_path: Path) -> None:
     network = load_network(world.drafter, world.session.target)
     for name, change in (("taps", {"taps": (0, 1, 2)}), ("theta", {"rms_norm_eps": 0.5})):
         network.config = network.config.model_copy(update=change)
         save_network(network, tmp_path / name)
-        found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(tmp_path / name)
+        found = gate.judge(tmp_path / name)
         assert "another form" in found.reason
     (tmp_path / "taps" / "model.safetensors").write_bytes(b"nonsense")
-    found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(tmp_path / "taps")
+    found = gate.judge(tmp_path / "taps")
     assert "can't be loaded" in found.reason
 
 

@@ -68,7 +68,7 @@ def engine_of(target: Any, drafter: Any, tree: str = "dynamic:3,12,40", rows: in
     tiny.sample(["eagle3", "eagle1", "mla", "medusa"], ["dynamic:3,12,40", "chain:3", "shared:3,8,60"], [0.0, 1.0]),
 )
 def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str, temperature: float) -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(5, kind)
     for seed in range(2):
         asked = requests(seed, 8, temperature)
@@ -91,7 +91,7 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
 
 def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     """Its rows get its own generations, others' never do, whatever is swapped on either side."""
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(4)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     swapping.generations.offer(0, made[1], client="a")
@@ -126,7 +126,7 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
 
 
 def test_rows_of_several_generations_share_a_round() -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     asked = requests(1, 4, 0.0)
@@ -143,7 +143,7 @@ def test_rows_of_several_generations_share_a_round() -> None:
 
 def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
     """After a swap new rows are drafted for by the new weights, with the same accept length as on an engine of it."""
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(2)
     asked = requests(3, 6, 0.0)
     accepted = []
@@ -158,7 +158,7 @@ def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
 
 
 def test_old_generations_are_let_go() -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(5)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     swapping.generations.offer(4, made[4], Canary(0, 4))  # called off before its trial is over
@@ -171,7 +171,7 @@ def test_old_generations_are_let_go() -> None:
 
 
 def test_a_prefix_that_another_generation_read_is_read_again() -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     prompt = tuple(range(2, 90))
@@ -189,7 +189,7 @@ def test_a_prefix_that_another_generation_read_is_read_again() -> None:
 
 
 def test_live_accept_lengths_are_counted_by_generation() -> None:
-    target = tiny.target("llama")
+    target = tiny.quick_target()
     made = drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     trial = Canary(0, 1, share=0.5)
