@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from eyas.cache.kept import content_hash
+from eyas.cache.entries import content_hash
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.packed_linears import PackedEmbedding
 

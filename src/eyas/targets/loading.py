@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
-from eyas.cache.kept import identity
+from eyas.cache.entries import files_hash
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import ModelFiles, find_target, why_unreadable
 from eyas.machine import cpu_computes_in, report_slow
@@ -140,7 +140,7 @@ def load_target(
 
     def loaded_in(chosen: torch.dtype) -> Target:
         how = f"{chosen} {attention} {quantize} {packing} {packs}"
-        with cached_panels(keep_panels, lambda: f"{identity(_files_of(files))} {how}"):
+        with cached_panels(keep_panels, lambda: f"{files_hash(_files_of(files))} {how}"):
             loaded = read_model(files, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
             decoder: KernelDecoder | None = None

@@ -38,7 +38,7 @@ def numbers(name: str) -> dict[str, int]:
     [
         ("Mode", {mode.name: mode.value for mode in library.Mode}),
         ("Activation", {kind.name: kind.value for kind in library.Activation}),
-        ("Way", {way.name: way.value for way in library.Way if way is not library.Way.PAIRS}),
+        ("Microkernel", {way.name: way.value for way in library.Microkernel if way is not library.Microkernel.PAIRS}),
         ("Kind", {"FLOAT32": library.KINDS[torch.float32], "BFLOAT16": library.KINDS[torch.bfloat16]}
                  | {kind.name: kind.value for kind in WeightFormat}),
     ],

@@ -23,7 +23,7 @@ from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
 from eyas.targets.native.decoder import NativeDecoder, Staged, TargetStates
 from eyas.targets.native.levels import NativeLevels
-from eyas.targets.native.library import Way, kernels, loaded_kernels
+from eyas.targets.native.library import Microkernel, kernels, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding
 from eyas.tree import DraftTree, TreeSpec, parse_tree
@@ -185,11 +185,11 @@ def test_the_same_holds_by_tiles_and_with_many_threads(
     folders: Path, name: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMX's, or the same sums by vectors. Of so many threads some take no piece of a product that others share."""
-    offered = loaded_kernels().ways
-    if Way.TILES_OF_VECTORS not in offered:
+    offered = loaded_kernels().microkernels
+    if Microkernel.TILES_OF_VECTORS not in offered:
         pytest.skip("this processor has no products of pairs")
-    tiles = Way.TILES if Way.TILES in offered else Way.TILES_OF_VECTORS
-    monkeypatch.setattr(linears, "chosen_ways", lambda: tiles)
+    tiles = Microkernel.TILES if Microkernel.TILES in offered else Microkernel.TILES_OF_VECTORS
+    monkeypatch.setattr(linears, "chosen_microkernels", lambda: tiles)
     monkeypatch.setattr("eyas.targets.native.decoder.threads_for", lambda _: 4)
     target = load_target(folders / name, device="cpu", dtype=torch.bfloat16, quantize=quantize)
     assert target.native is not None

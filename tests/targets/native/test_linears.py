@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
-from eyas.targets.native import layouts, library, linears, ops, products, ways
+from eyas.targets.native import layouts, library, linears, microkernels, ops, products
 from eyas.targets.native.layouts import best_layout
-from eyas.targets.native.library import Way, kernels, loaded_kernels
+from eyas.targets.native.library import Microkernel, kernels, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.noise import Draw, best_token, drawn_token, native_gumbel, native_rows
 from eyas.targets.native.ops import multiplied, native_guesses
@@ -109,7 +109,7 @@ def test_a_token_s_product_does_not_depend_on_the_others(dtype: torch.dtype, mon
 )  # fmt: skip
 def test_products_of_pairs_are_the_same_bits(tokens: int, out: int, width: int, seed: int, tiny: bool) -> None:
     """Also where a sum is subnormal, which counts as 0 in both."""
-    if ways.chosen_ways() in (0, Way.TILES):
+    if microkernels.chosen_microkernels() in (0, Microkernel.TILES):
         pytest.skip("this processor has no products of pairs, or they aren't used")
     plain = linear(out, width, torch.bfloat16, False, seed)
     if tiny:
@@ -140,25 +140,28 @@ def tiled(x: Tensor, weight: Tensor) -> Tensor:
 @settings(max_examples=15, deadline=None)
 @given(tokens=st.integers(1, 3), out=st.integers(1, 20), width=st.integers(1, 100), seed=st.integers(0, 99))
 def test_tiles_have_the_sums_that_are_documented(tokens: int, out: int, width: int, seed: int) -> None:
-    offered = loaded_kernels().ways
-    if Way.TILES_OF_VECTORS not in offered:
+    offered = loaded_kernels().microkernels
+    if Microkernel.TILES_OF_VECTORS not in offered:
         pytest.skip("this processor has no products of pairs")
     plain = linear(out, width, torch.bfloat16, False, seed)
     x = torch.randn(tokens, width).bfloat16()
     expected = plain.weight.clone()
     native = NativeLinear(plain, False)
-    for way in {Way.TILES_OF_VECTORS, *([Way.TILES] if ways.chosen_ways() == Way.TILES else ())}:
+    for way in {
+        Microkernel.TILES_OF_VECTORS,
+        *([Microkernel.TILES] if microkernels.chosen_microkernels() == Microkernel.TILES else ()),
+    }:
         assert torch.equal(multiplied(native.struct(0, out, way), x, False), tiled(x, expected))
 
 
 @pytest.mark.parametrize("width", [31, 32, 48, 101])
 def test_a_token_s_product_by_tiles_does_not_depend_on_the_others(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if Way.TILES_OF_VECTORS not in loaded_kernels().ways:
+    if Microkernel.TILES_OF_VECTORS not in loaded_kernels().microkernels:
         pytest.skip("this processor has no products of pairs")
-    for way in (Way.TILES_OF_VECTORS, Way.TILES):
-        if way not in loaded_kernels().ways:
+    for way in (Microkernel.TILES_OF_VECTORS, Microkernel.TILES):
+        if way not in loaded_kernels().microkernels:
             continue
-        monkeypatch.setattr(linears, "chosen_ways", lambda way=way: way)
+        monkeypatch.setattr(linears, "chosen_microkernels", lambda way=way: way)
         native = NativeLinear(linear(150, width, torch.bfloat16), False)
         x = torch.randn(40, width).bfloat16()
         alone = torch.cat([native(row.unsqueeze(0)) for row in x])
@@ -171,32 +174,32 @@ def test_a_token_s_product_by_tiles_does_not_depend_on_the_others(width: int, mo
             assert torch.equal(native(x), alone)
 
 
-class Ways:
+class FakeKernels:
     """A processor that has made-up times, and sums in its own order where it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], odd: int | None = None) -> None:
         def run(struct: library.Linear, *_: Tensor, rounds: bool) -> Tensor:
             assert not rounds
-            return torch.tensor(float(struct.ways == odd))
+            return torch.tensor(float(struct.microkernels == odd))
 
         def best(taken: list[list[partial[Tensor]]], x: Tensor, repeats: int) -> list[float]:
             assert repeats
-            return [len(x) * seconds[way[0].args[0].ways] for way in taken]
+            return [len(x) * seconds[way[0].args[0].microkernels] for way in taken]
 
-        monkeypatch.setattr(ways, "multiplied", run)
-        monkeypatch.setattr(ways, "best_seconds", best)
+        monkeypatch.setattr(microkernels, "multiplied", run)
+        monkeypatch.setattr(microkernels, "best_seconds", best)
 
 
-ALL = Way.PAIRS | Way.TILES | Way.TILES_OF_VECTORS
+ALL = Microkernel.PAIRS | Microkernel.TILES | Microkernel.TILES_OF_VECTORS
 PAIRED = (1 << 32) - 1
 
 
 def test_the_fastest_way_to_multiply_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5})
-    assert ways._measure_ways(ALL) == {"tiles": True, "pairs": list(range(1, 13))}
-    assert not ways._measure_ways(ALL & ~Way.TILES)["tiles"]
-    Ways(monkeypatch, {0: 0.4, PAIRED: 0.9, Way.TILES: 0.5})
-    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": []}
+    FakeKernels(monkeypatch, {0: 1.0, PAIRED: 0.9, Microkernel.TILES: 0.5})
+    assert microkernels._measure_microkernels(ALL) == {"tiles": True, "pairs": list(range(1, 13))}
+    assert not microkernels._measure_microkernels(ALL & ~Microkernel.TILES)["tiles"]
+    FakeKernels(monkeypatch, {0: 0.4, PAIRED: 0.9, Microkernel.TILES: 0.5})
+    assert microkernels._measure_microkernels(ALL) == {"tiles": False, "pairs": []}
 
 
 def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +210,9 @@ def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> N
     if can_prepack(CPU, torch.float32):
         assert of(PrepackedLinear) == "oneDNN's"
     assert of(NativeLinear) == "eyas's"
-    monkeypatch.setattr(products, "chosen_ways", lambda: 0b1100)
+    monkeypatch.setattr(products, "chosen_microkernels", lambda: 0b1100)
     assert of(NativeLinear, dtype=torch.bfloat16) == "eyas's, in pairs (vdpbf16ps) where 2, 3 tokens go together"
-    monkeypatch.setattr(products, "chosen_ways", lambda: Way.TILES)
+    monkeypatch.setattr(products, "chosen_microkernels", lambda: Microkernel.TILES)
     assert of(NativeLinear, dtype=torch.bfloat16) == "eyas's, by AMX tiles"
     assert of(NativeLinear, Int8Linear).startswith("eyas's, in integers")
 
@@ -217,17 +220,17 @@ def test_how_products_are_made_can_be_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_instructions_that_sum_in_an_order_of_their_own_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=PAIRED)
-    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": []}
+    FakeKernels(monkeypatch, {0: 1.0, PAIRED: 0.9, Microkernel.TILES: 0.5}, odd=PAIRED)
+    assert microkernels._measure_microkernels(ALL) == {"tiles": False, "pairs": []}
     assert "an undocumented order" in caplog.text
-    Ways(monkeypatch, {0: 1.0, PAIRED: 0.9, Way.TILES: 0.5}, odd=Way.TILES)
-    assert ways._measure_ways(ALL) == {"tiles": False, "pairs": list(range(1, 13))}
+    FakeKernels(monkeypatch, {0: 1.0, PAIRED: 0.9, Microkernel.TILES: 0.5}, odd=Microkernel.TILES)
+    assert microkernels._measure_microkernels(ALL) == {"tiles": False, "pairs": list(range(1, 13))}
 
 
 def test_inputs_that_are_not_bfloat16_are_only_multiplied_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(linears, "multiplied", lambda struct, *_: used.append(struct.ways))
-    monkeypatch.setattr(linears, "chosen_ways", lambda: 6)
+    monkeypatch.setattr(linears, "multiplied", lambda struct, *_: used.append(struct.microkernels))
+    monkeypatch.setattr(linears, "chosen_microkernels", lambda: 6)
     native = NativeLinear(linear(16, 16, torch.bfloat16), False)
     native.product(torch.ones(1, 16), False)
     native.product(torch.ones(1, 16, dtype=torch.bfloat16), False)
@@ -343,9 +346,9 @@ def test_passes_of_vectors_are_bound_by_arithmetic_and_those_of_tiles_are_not(mo
     assert not products.multiplies_by_vectors(model)  # PyTorch's products
     plain = model[0].bfloat16()
     model[0] = NativeLinear(plain, False)
-    monkeypatch.setattr(products, "chosen_ways", lambda: 0)
+    monkeypatch.setattr(products, "chosen_microkernels", lambda: 0)
     assert products.multiplies_by_vectors(model)
-    monkeypatch.setattr(products, "chosen_ways", lambda: Way.TILES)
+    monkeypatch.setattr(products, "chosen_microkernels", lambda: Microkernel.TILES)
     assert not products.multiplies_by_vectors(model)
     model[0] = Int8Linear(plain, False)
     assert products.multiplies_by_vectors(model)

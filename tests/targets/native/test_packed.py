@@ -53,7 +53,7 @@ def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
     """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
     count = blocks.codes.shape[1]
     found = torch.empty(len(x), len(blocks.codes))
-    factors, least = blocks.factors()
+    factors, minimum = blocks.factors()
     inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
     if blocks.kind.has_halves:
         inner = blocks.scales.long()
@@ -70,9 +70,9 @@ def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
                 ].unsqueeze(1)
                 scaled = rounded(Fraction(int((weights.flatten() * codes[b]).sum())) * Fraction(scales[b]))
                 total = rounded(scaled * Fraction(float(factors[o, b, 0])) + total)
-                if least is not None:
+                if minimum is not None:
                     offset = rounded(Fraction(int(codes[b].sum())) * Fraction(scales[b]))
-                    total = rounded(offset * Fraction(float(least[o, b, 0])) + total)
+                    total = rounded(offset * Fraction(float(minimum[o, b, 0])) + total)
             found[t, o] = float(total)
     return found
 
@@ -120,7 +120,7 @@ def test_weights_come_back_as_they_were(kind: WeightFormat, out: int, width: int
     native = layer(blocks, width, torch.float32)
     found = native.blocks()
     weight = blocks.floats(width)
-    for part in ("codes", "scales", "least", "shared"):
+    for part in ("codes", "scales", "minimum", "shared"):
         kept = getattr(found, part)
         given = getattr(blocks, part)
         assert (kept is None and given is None) or torch.equal(kept, given)
@@ -144,7 +144,7 @@ def test_inputs_can_be_left_as_they_are(kind: WeightFormat) -> None:
 
 
 def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
-    native = layer(random_blocks(WeightFormat.LEAST4, 16, 64), 64)
+    native = layer(random_blocks(WeightFormat.MINIMUM4, 16, 64), 64)
     x = torch.zeros(3, 64)
     x[1, :32] = 2.0**-61
     x[2, 32:] = 2.0**-59
@@ -213,7 +213,7 @@ def test_four_bits_have_less_error_than_ggml_s() -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 256) + torch.randn(64, 1)
     blocks = round_to_int4(weight)
-    assert blocks.kind == WeightFormat.LEAST4
+    assert blocks.kind == WeightFormat.MINIMUM4
     counts = weight.square() + weight.square().unflatten(1, (-1, GROUP)).mean(2).repeat_interleave(GROUP, 1)
     error = ((blocks.floats(256) - weight).square() * counts).mean()
     for name, most in (("Q4_0", 0.5), ("Q4_1", 0.9)):
@@ -223,7 +223,7 @@ def test_four_bits_have_less_error_than_ggml_s() -> None:
 
 
 def test_four_bits_recover_weights_that_have_four_bits() -> None:
-    blocks = random_blocks(WeightFormat.LEAST4, 24, 96, seed=3)
+    blocks = random_blocks(WeightFormat.MINIMUM4, 24, 96, seed=3)
     blocks.codes[:, :, :2] = torch.tensor([0, 15], dtype=torch.uint8)  # else fewer steps fit as well
     blocks = replace(blocks, scales=blocks.scales.abs())
     torch.testing.assert_close(round_to_int4(blocks.floats(96)).floats(96), blocks.floats(96), rtol=2e-3, atol=2e-3)
@@ -236,7 +236,7 @@ def test_large_weights_are_laid_out_in_pieces() -> None:
     weight = torch.randn(2 * PIECE + 5, 32)
     native = Int8Linear(as_linear(weight), False)
     assert torch.equal(native.exact(), round_to_int8(weight).floats(32))
-    plain = random_blocks(WeightFormat.LEAST4, 2 * PIECE + 5, 32)
+    plain = random_blocks(WeightFormat.MINIMUM4, 2 * PIECE + 5, 32)
     pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))
     joint = PackedLinear.of_blocks(pieces, "", torch.float32, (2 * PIECE + 5, 32))
     assert torch.equal(joint._prepacked, plain.panels())

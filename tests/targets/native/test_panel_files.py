@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import eyas
-from eyas.cache import kept
+from eyas.cache import entries
 from eyas.errors import ModelError
 from eyas.targets import Target, load_target
 from eyas.targets.native import panel_files
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_named_and_made_anew(
     assert file.read_bytes() == whole
 
 
-@pytest.mark.parametrize("change", ["file", "time", "code", "format"])
+@pytest.mark.parametrize("change", ["file", "time", "source_hash", "format"])
 def test_what_was_made_of_something_else_is_not_used(
     change: str, tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,8 +135,8 @@ def test_what_was_made_of_something_else_is_not_used(
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     elif change == "time":
         os.utime(path, ns=(1, 1))
-    elif change == "code":
-        monkeypatch.setattr(panel_files, "code", lambda: "another")
+    elif change == "source_hash":
+        monkeypatch.setattr(panel_files, "source_hash", lambda: "another")
     else:
         options = {"quantize": "int8"}
     load_target(path, keep_panels=True, device="cpu", **options)
@@ -149,7 +149,7 @@ def test_the_files_used_last_stay(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     (tmp_path / "own").write_bytes(bytes(100))
     os.utime(tmp_path / "own", (1, 1))
-    kept.prune(tmp_path, 350, tmp_path / "own")
+    entries.prune(tmp_path, 350, tmp_path / "own")
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"own", "new", "old"}
 
 
@@ -187,16 +187,16 @@ def test_a_load_that_fails_leaves_no_file(tmp_path: Path, panels: Path, monkeypa
 
 
 def test_a_hash_of_contents_sees_every_change() -> None:
-    data = torch.arange(3 * 8 * kept._CHUNK // 2 + 5, dtype=torch.int64).to(torch.uint8).numpy()
-    whole = kept.content_hash(data)
-    for at in (0, 9, 8 * kept._CHUNK, len(data) - 1):
+    data = torch.arange(3 * 8 * entries._CHUNK // 2 + 5, dtype=torch.int64).to(torch.uint8).numpy()
+    whole = entries.content_hash(data)
+    for at in (0, 9, 8 * entries._CHUNK, len(data) - 1):
         data[at] ^= 128
-        assert kept.content_hash(data) != whole
+        assert entries.content_hash(data) != whole
         data[at] ^= 128
     data[:8], data[8:16] = data[8:16].copy(), data[:8].copy()  # words that change places
-    assert kept.content_hash(data) != whole
-    assert kept.content_hash(data[:-1]) != kept.content_hash(data)
-    assert kept.content_hash(data[:0]) != kept.content_hash(data[:8] * 0)
+    assert entries.content_hash(data) != whole
+    assert entries.content_hash(data[:-1]) != entries.content_hash(data)
+    assert entries.content_hash(data[:0]) != entries.content_hash(data[:8] * 0)
 
 
 def test_a_drafter_s_panels_are_kept_too(tmp_path: Path, panels: Path, laid_out: list[int]) -> None:

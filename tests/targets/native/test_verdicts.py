@@ -115,7 +115,7 @@ def change_threads(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        change_weight, change_config, change_setting, change_threads, patched("code"), patched("processor_model"),
+        change_weight, change_config, change_setting, change_threads, patched("source_hash"), patched("processor_model"),
         patched("processor_flags"), patched("describe_products"),
     ],
     ids=lambda change: change.__name__,
@@ -134,18 +134,18 @@ def test_a_verdict_does_not_outlive_what_it_is_about(
 
 
 def test_versions_and_sources_are_part_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from eyas.cache import kept
+    from eyas.cache import entries
 
-    whole = kept.code()
-    kept.code.cache_clear()
-    monkeypatch.setattr(kept, "versions", lambda: {"torch": "1.0"})
-    other = kept.code()
-    kept.code.cache_clear()
+    whole = entries.source_hash()
+    entries.source_hash.cache_clear()
+    monkeypatch.setattr(entries, "versions", lambda: {"torch": "1.0"})
+    other = entries.source_hash()
+    entries.source_hash.cache_clear()
     monkeypatch.undo()
-    monkeypatch.setattr(kept, "__file__", str(tmp_path / "kept.py"))
+    monkeypatch.setattr(entries, "__file__", str(tmp_path / "entries.py"))
     (tmp_path / "kernel.h").write_text("// another")
-    assert len({whole, other, kept.code()}) == 3
-    kept.code.cache_clear()
+    assert len({whole, other, entries.source_hash()}) == 3
+    entries.source_hash.cache_clear()
 
 
 @pytest.mark.parametrize("damage", ["", "null", '{"verdict": 3}', "flipped", "layers"])

@@ -105,7 +105,7 @@ def test_a_layer_that_quantizes_its_weight(kind: type[TritonInt8Linear], dtype: 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_row_has_the_same_bits_among_any_others(packed: bool, dtype: torch.dtype) -> None:
     """Alone, and at every place among 2 to 70 rows, of which 64 are in a tile."""
-    blocks = random_blocks(WeightFormat.LEAST4, OUTPUTS, 128)
+    blocks = random_blocks(WeightFormat.MINIMUM4, OUTPUTS, 128)
     weight = Weight.of_blocks(blocks, 128) if packed else Weight.of(nn.Linear(128, OUTPUTS).to(dtype))
     norm = Norm.of(NormForm(1 + torch.rand(128), 1e-5, True), dtype)
     rows = torch.randn(70, 128).to(dtype)

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import nn
 
+from eyas.cache.entries import is_enabled
 from eyas.cache.folder import cache_directory
-from eyas.cache.kept import keeps
 from eyas.files import write_bytes
 from eyas.targets.fingerprint import fingerprint
 from eyas.tree.acceptance import Array
@@ -38,7 +38,7 @@ class Experience:
         It is shared by all formats in which eyas itself can quantize a drafter (`keep_fingerprint`), but not by files
         that hold a drafter in different precision.
         """
-        if not keeps():
+        if not is_enabled():
             return None
         pair = (target, fingerprint(network), type(network).__name__, tuple(form))
         return cls(sha256(repr(pair).encode()).hexdigest()[:16])

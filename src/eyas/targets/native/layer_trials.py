@@ -33,7 +33,7 @@ from eyas.targets.architecture import attention_plan
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
-from eyas.targets.native.library import Decoder, Layer, Linear, Way
+from eyas.targets.native.library import Decoder, Layer, Linear, Microkernel
 from eyas.targets.native.packed import WeightFormat
 from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.native.states import NativeStates
@@ -230,7 +230,7 @@ def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator
         for module in packed:
             module.as_floats = floats
         for linear in given:
-            linear.ways = Way.AS_FLOATS if floats else 0
+            linear.microkernels = Microkernel.AS_FLOATS if floats else 0
 
     switch(True)
     try:

@@ -12,7 +12,7 @@ from eyas.machine import measured_once
 from eyas.targets.linears import PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, kernels
 from eyas.targets.native.linears import NativeLinear
-from eyas.targets.native.ways import SEVERAL, best_seconds
+from eyas.targets.native.microkernels import SEVERAL, best_seconds
 
 
 @cache
@@ -41,9 +41,9 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
 def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
     """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several 1024 x 1024 weights."""
     linears = _trial_linears(dtype)
-    ways = [[layout(linear, False).multiply for linear in linears] for layout in layouts]
+    multiplications = [[layout(linear, False).multiply for linear in linears] for layout in layouts]
     found = [
-        best_seconds(ways, torch.ones(tokens, 1024, dtype=dtype), repeats)
+        best_seconds(multiplications, torch.ones(tokens, 1024, dtype=dtype), repeats)
         for tokens, repeats in ((1, 4), (4, 4), (16, 4), (256, 2))
     ]
     return [list(times) for times in zip(*found, strict=True)]

@@ -36,8 +36,8 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """Dtype of a prepacked weight -> its number in the kernels."""
 
 
-class Way(IntFlag):
-    """How the kernels multiply bfloat16 inputs, other than by chains of fused multiply-adds."""
+class Microkernel(IntFlag):
+    """What multiplies bfloat16 inputs, other than chains of fused multiply-adds."""
 
     PAIRS = 1
     """Two inputs at a time (`vdpbf16ps`), with the same sums. A linear instead has a bit for each number of tokens."""
@@ -162,8 +162,8 @@ class Kernels:
         check_sizes(_function(library.eyas_sizes, (c_void_p,), c_int64))
         self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
-        self.ways = Way(_function(library.eyas_ways, (), c_int64)())
-        """The ways in which they can multiply bfloat16 inputs, apart from chains."""
+        self.microkernels = Microkernel(_function(library.eyas_microkernels, (), c_int64)())
+        """What can multiply bfloat16 inputs here, apart from chains."""
         self.vnni = bool(_function(library.eyas_vnni, (), c_int64)())
         """Whether they multiply codes with VNNI, not in two steps."""
         self._pack = _function(library.eyas_pack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))

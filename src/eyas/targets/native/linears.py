@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.library import KINDS, PANEL, Linear, address, loaded_kernels
+from eyas.targets.native.microkernels import chosen_microkernels
 from eyas.targets.native.ops import multiplied
-from eyas.targets.native.ways import chosen_ways
 
 
 def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -48,22 +48,22 @@ class NativeLinear(PrepackedLinear):
     def rows(self, first: int, outputs: int) -> Linear:
         """Some outputs of this layer as the kernels take them; valid as long as this module lives.
 
-        If its inputs aren't bfloat16 values, `ways` must be set to 0. Raises UnsupportedModelError if the first output
-        doesn't begin a panel.
+        If its inputs aren't bfloat16 values, `microkernels` must be set to 0. Raises UnsupportedModelError if the first
+        output doesn't begin a panel.
         """
-        return self.struct(first, outputs, self._way_of(torch.bfloat16))
+        return self.struct(first, outputs, self._microkernels_for(torch.bfloat16))
 
-    def _way_of(self, inputs: torch.dtype) -> int:
+    def _microkernels_for(self, inputs: torch.dtype) -> int:
         """How inputs of a dtype are multiplied, as the kernels take it."""
-        return chosen_ways() if inputs == self._prepacked.dtype == torch.bfloat16 else 0
+        return chosen_microkernels() if inputs == self._prepacked.dtype == torch.bfloat16 else 0
 
     @property
     def kind(self) -> int:
         """The kernels' number for this kind of weights."""
         return KINDS[self._prepacked.dtype]
 
-    def struct(self, first: int, outputs: int, ways: int) -> Linear:
-        """As `rows`, multiplied in the given `ways`."""
+    def struct(self, first: int, outputs: int, microkernels: int) -> Linear:
+        """As `rows`, multiplied by the given `microkernels`."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
         # no tensor operations here
@@ -75,7 +75,7 @@ class NativeLinear(PrepackedLinear):
             outputs,
             self.in_features,
             self.kind,
-            ways,
+            microkernels,
         )
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class NativeLinear(PrepackedLinear):
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
         """Multiply x [..., in] -> [T, out] in float32; `rounds`: round the result to bfloat16."""
-        return multiplied(self.struct(0, self.out_features, self._way_of(x.dtype)), x, rounds)
+        return multiplied(self.struct(0, self.out_features, self._microkernels_for(x.dtype)), x, rounds)
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002  # it has no children
         if fn(torch.empty(0)).device.type != "cpu" or fn(torch.empty(0, dtype=self._dtype)).dtype != self._dtype:

@@ -1,6 +1,6 @@
 """Packed weights in 4 or 8 bits, from GGUF, AWQ and other files or made by `--quantize`, as the kernels multiply them.
 
-32 inputs of an output are a block: codes with a scale, and with a least weight or the code that stands for 0.
+32 inputs of an output are a block: codes with a scale, and with a minimum or the code that stands for 0.
 Weights of a file are never rounded again: `Q5_0`, for instance, is stored in bytes and gives the same numbers. Inputs
 are quantized to 8 bits, block by block, so products are sums of integers (`kernels/integer.h`); `product` is the same
 arithmetic in PyTorch.
@@ -36,9 +36,9 @@ class WeightFormat(IntEnum):
     """Layout of a packed weight in panels, by its number in the kernels."""
 
     SIGNED8 = 2
-    LEAST8 = 3
+    MINIMUM8 = 3
     SIGNED4 = 4
-    LEAST4 = 5
+    MINIMUM4 = 5
     ZERO4 = 6
     SUPER5 = 7
     SUPER4 = 8
@@ -61,27 +61,27 @@ class WeightFormat(IntEnum):
         return self in (WeightFormat.HALVES8, WeightFormat.HALVES6)
 
     @property
-    def has_least(self) -> bool:
-        """Whether code 0 stands for a least weight."""
+    def has_minimum(self) -> bool:
+        """Whether code 0 stands for a minimum."""
         return not self.has_halves and self not in (WeightFormat.SIGNED8, WeightFormat.SIGNED4)
 
     @property
     def zero(self) -> int:
-        """The code that stands for 0 if there is no least weight."""
-        return 0 if self.has_least else 1 << (self.bits - 1)
+        """The code that stands for 0 if there is no minimum."""
+        return 0 if self.has_minimum else 1 << (self.bits - 1)
 
     @property
     def numbers(self) -> tuple[torch.dtype, ...]:
-        """Dtypes of a block's numbers: its one or two scales, and its least weight or the code of 0."""
+        """Dtypes of a block's numbers: its one or two scales, and its minimum or the code of 0."""
         if self is WeightFormat.ZERO4:
             return (torch.float16, torch.uint8)
         own = torch.int8 if self.has_halves else torch.uint8
-        return (own, own) if self >= WeightFormat.SUPER5 else (torch.float16,) * (1 + self.has_least)
+        return (own, own) if self >= WeightFormat.SUPER5 else (torch.float16,) * (1 + self.has_minimum)
 
     @property
     def factors(self) -> int:
         """The number of float16 factors that the blocks of a super-block share; 0 = there are no super-blocks."""
-        return 0 if self < WeightFormat.SUPER5 else 1 + self.has_least
+        return 0 if self < WeightFormat.SUPER5 else 1 + self.has_minimum
 
     def panel_bytes(self, blocks: int) -> int:
         """Bytes of a panel whose rows have `blocks` blocks."""
@@ -96,19 +96,19 @@ class WeightBlocks:
     kind: WeightFormat
     codes: Tensor  # [out, B, 32] uint8
     scales: Tensor  # [out, B] float16; in super-blocks uint8, or [out, B, 2] int8
-    least: Tensor | None = None  # [out, B] in the scales' dtype; in ZERO4 the codes that stand for 0, uint8
-    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, per 8 blocks
+    minimum: Tensor | None = None  # [out, B] in the scales' dtype; in ZERO4 the codes that stand for 0, uint8
+    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of minimums, per 8 blocks
 
     def rows(self, ids: Tensor) -> WeightBlocks:
         """Only the outputs `ids`, in their order."""
-        least, shared = (None if part is None else part[ids] for part in (self.least, self.shared))
-        return WeightBlocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
+        minimum, shared = (None if part is None else part[ids] for part in (self.minimum, self.shared))
+        return WeightBlocks(self.kind, self.codes[ids], self.scales[ids], minimum, shared)
 
     def factors(self) -> tuple[Tensor, Tensor | None]:
-        """Factors of codes [out, B, 1 or 2] and least weights [out, B, 1], both exact in float32."""
+        """Factors of codes [out, B, 1 or 2] and minimums [out, B, 1], both exact in float32."""
         scales = self.scales.float().view(*self.codes.shape[:2], -1)
-        least = self.least
-        wide = None if least is None else least.float().unsqueeze(2)
+        minimum = self.minimum
+        wide = None if minimum is None else minimum.float().unsqueeze(2)
         if self.kind is WeightFormat.ZERO4 and wide is not None:
             wide = -wide * scales
         if self.shared is not None:
@@ -123,11 +123,11 @@ class WeightBlocks:
 
     def floats(self, inputs: int) -> Tensor:
         """Dequantize to [out, in] in float32, rounded at most once."""
-        scales, least = self.factors()
+        scales, minimum = self.factors()
         wide = _parted(self.codes.float() - self.kind.zero, 2, scales.shape[2], -1)
         values = (wide * scales.unsqueeze(3)).flatten(2)
-        if least is not None:
-            values += least
+        if minimum is not None:
+            values += minimum
         return values.flatten(1)[:, :inputs].contiguous()
 
     def panels(self) -> Tensor:
@@ -145,7 +145,7 @@ class WeightBlocks:
             filled = F.pad(part, (0, 0, 0, 0, 0, more)).view(-1, PANEL, *part.shape[1:])
             return filled.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
 
-        parts = [self.scales.view(out, blocks, -1), *(() if self.least is None else (self.least.unsqueeze(2),))]
+        parts = [self.scales.view(out, blocks, -1), *(() if self.minimum is None else (self.minimum.unsqueeze(2),))]
         block = torch.cat([*map(header, parts), codes.flatten(2)], dim=2).flatten(1)
         return block if self.shared is None else torch.cat((header(self.shared).flatten(1), block), dim=1)
 
@@ -171,9 +171,9 @@ class WeightBlocks:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
         scales, *others = (numbers(raw, dtype) for raw, dtype in zip(headers, kind.numbers, strict=True))
-        least = others[0][..., 0] if kind.has_least else None
+        minimum = others[0][..., 0] if kind.has_minimum else None
         scales = torch.cat((scales, *others), dim=2) if kind.has_halves else scales[..., 0]
-        return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+        return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, minimum, shared)
 
 
 class PackedWeight(NamedTuple):
@@ -228,16 +228,16 @@ def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> W
     count = -(-inputs // GROUP)
     codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
     if kind >= WeightFormat.SUPER5:
-        shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_least, generator=draw).half() / 32
+        shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_minimum, generator=draw).half() / 32
         if kind.has_halves:
             scales = torch.randint(-128, 128, (out, count, 2), dtype=torch.int8, generator=draw)
             return WeightBlocks(kind, codes, scales, None, shared)
-        scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
-        return WeightBlocks(kind, codes, scales, least, shared)
-    scales, least = (torch.randn(out, count, generator=draw).half() for _ in range(2))
+        scales, minimum = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
+        return WeightBlocks(kind, codes, scales, minimum, shared)
+    scales, minimum = (torch.randn(out, count, generator=draw).half() for _ in range(2))
     if kind is WeightFormat.ZERO4:
-        least = torch.randint(17, (out, count), dtype=torch.uint8, generator=draw)
-    return WeightBlocks(kind, codes, scales, least if kind.has_least else None)
+        minimum = torch.randint(17, (out, count), dtype=torch.uint8, generator=draw)
+    return WeightBlocks(kind, codes, scales, minimum if kind.has_minimum else None)
 
 
 def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
     codes = (x * factors.unsqueeze(2)).round()  # [T, B, 32], ties to even
     scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]
     totals = codes.sum(2)
-    weights, (factors, least) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
+    weights, (factors, minimum) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
     if blocks.kind.has_halves:
         weights = weights * blocks.scales.repeat_interleave(GROUP // 2, 2)
         assert blocks.shared is not None
@@ -264,9 +264,9 @@ def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
     for block in range(count):
         scaled = (sums[block].float() * scales[:, block : block + 1]).double()
         out = (out + scaled * factors[:, block, 0].double()).float().double()
-        if least is not None:
+        if minimum is not None:
             offset = (scales[:, block] * totals[:, block]).unsqueeze(1).double()
-            out = (out + offset * least[:, block, 0].double()).float().double()
+            out = (out + offset * minimum[:, block, 0].double()).float().double()
     return out.float()
 
 
@@ -276,8 +276,8 @@ def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
 
 
 GGML: dict[str, WeightFormat] = {
-    "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.LEAST4, "Q5_0": WeightFormat.SIGNED8,
-    "Q5_1": WeightFormat.LEAST8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES6,
+    "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.MINIMUM4, "Q5_0": WeightFormat.SIGNED8,
+    "Q5_1": WeightFormat.MINIMUM8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES6,
     "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER5, "Q6_K": WeightFormat.HALVES6,
     "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8, "MXFP4": WeightFormat.SIGNED8,
 }  # fmt: skip
@@ -305,9 +305,9 @@ def round_to_int8(weight: Tensor) -> WeightBlocks:
 
 
 def round_to_int4(weight: Tensor) -> WeightBlocks:
-    """Quantize a weight [out, in] to 4-bit codes, with a scale and a least weight per block of small error.
+    """Quantize a weight [out, in] to 4-bit codes, with a scale and a minimum per block of small error.
 
-    A block's range is divided into 15 steps. For the resulting codes, the best scale and least weight follow by least
+    A block's range is divided into 15 steps. For the resulting codes, the best scale and minimum follow by least
     squares, for these the nearest codes, and so on. Errors of large weights count more, as in llama.cpp's `make_qkx2`:
     with the same squared error, rounding them costs more quality.
     """
@@ -317,7 +317,7 @@ def round_to_int4(weight: Tensor) -> WeightBlocks:
     highest = wide.amax(2)
     counts = wide.square() + wide.square().mean(2, keepdim=True)  # [out, B, 32]
     scales = torch.zeros_like(lowest).half()
-    least = lowest.half()
+    minimum = lowest.half()
     codes = torch.zeros_like(wide)
     errors = torch.full_like(lowest, float("inf"))
     tried = (highest - lowest) / 15, lowest
@@ -330,18 +330,18 @@ def round_to_int4(weight: Tensor) -> WeightBlocks:
         better = missed < errors
         errors = torch.where(better, missed, errors)
         scales = torch.where(better, scale, scales)
-        least = torch.where(better, low, least)
+        minimum = torch.where(better, low, minimum)
         codes = torch.where(better.unsqueeze(2), found, codes)
         tried = _least_squares(found, wide, counts)
-    return WeightBlocks(WeightFormat.LEAST4, codes.to(torch.uint8), scales, least)
+    return WeightBlocks(WeightFormat.MINIMUM4, codes.to(torch.uint8), scales, minimum)
 
 
 _FITS = 4
-"""How many scales and least weights are tried."""
+"""How many scales and minimums are tried."""
 
 
 def _least_squares(codes: Tensor, wide: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the least weight [out, B] with which `codes` are nearest to the weights `wide`, both [out, B, 32].
+    """The scale and the minimum [out, B] with which `codes` are nearest to the weights `wide`, both [out, B, 32].
 
     `counts` [out, B, 32]: by how much each squared error counts.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.targets.linears import SAMPLED
-from eyas.targets.native.library import PANEL, Way, loaded_kernels
+from eyas.targets.native.library import PANEL, Microkernel, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.native.packed import (
     GROUP,
@@ -104,8 +104,8 @@ class PackedLinear(NativeLinear):
         self._shared = None
         self._tied = True
 
-    def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # any dtype is quantized
-        return Way.AS_FLOATS if self.as_floats else 0
+    def _microkernels_for(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # any dtype is quantized
+        return Microkernel.AS_FLOATS if self.as_floats else 0
 
     def blocks(self, outputs: int | None = None) -> WeightBlocks:
         """The weight in its original blocks, or only its first `outputs`."""

@@ -27,8 +27,8 @@ from typing import IO, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from eyas.cache.entries import DISABLE, content_hash, is_enabled, prune, source_hash
 from eyas.cache.folder import cache_directory
-from eyas.cache.kept import DISABLE, code, content_hash, keeps, prune
 from eyas.files import remove_leftovers, writing
 from eyas.runtime import LOADING
 from eyas.targets.native.packed import WeightFormat
@@ -190,7 +190,7 @@ class _CachedPanels:
 
 def _open(made_of: str) -> _PanelSource:
     """Open the shelf of the model that `made_of` describes; one process writes it, others wait. Raises OSError."""
-    name = sha256(f"{code()} {made_of}".encode()).hexdigest()[:24]
+    name = sha256(f"{source_hash()} {made_of}".encode()).hexdigest()[:24]
     path = cache_directory() / "panels" / f"{name}.panels"
     found = _mapped(path)
     if found is not None:
@@ -251,7 +251,7 @@ def cached_panels(keep: bool, made_of: Callable[[], str]) -> Iterator[None]:
 
     `made_of` says what they depend on, when needed.
     """
-    if not (keep and keeps()):
+    if not (keep and is_enabled()):
         yield
         return
     shelf = _CachedPanels(made_of)

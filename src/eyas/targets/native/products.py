@@ -6,17 +6,17 @@ import torch
 from torch import nn
 
 from eyas.targets.linears import PrepackedLinear
-from eyas.targets.native.library import KINDS, MAX_TOKENS_PER_PRODUCT, Way, loaded_kernels
+from eyas.targets.native.library import KINDS, MAX_TOKENS_PER_PRODUCT, Microkernel, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.microkernels import chosen_microkernels
 from eyas.targets.native.packed import WeightFormat
 from eyas.targets.native.packed_linears import PackedLinear
-from eyas.targets.native.ways import chosen_ways
 
 
-def _ways_of(model: nn.Module) -> int | None:
-    """How most of a model's native products are computed, see `_ways`; None if it has none or they are in integers."""
+def _microkernels_of(model: nn.Module) -> int | None:
+    """What computes most of a model's native products, see `chosen_microkernels`; None if none, or integers."""
     weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(WeightFormat)
-    return None if not weights or _is_packed(model) else chosen_ways() * (KINDS[torch.bfloat16] in weights)
+    return None if not weights or _is_packed(model) else chosen_microkernels() * (KINDS[torch.bfloat16] in weights)
 
 
 def _is_packed(model: nn.Module) -> bool:
@@ -25,17 +25,17 @@ def _is_packed(model: nn.Module) -> bool:
 
 def multiplies_by_vectors(model: nn.Module) -> bool:
     """Whether a model's products are native and without tiles, so that few tokens already make them compute-bound."""
-    return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
+    return _is_packed(model) or _microkernels_of(model) not in (None, Microkernel.TILES)
 
 
 def describe_products(model: nn.Module) -> str:
     """Whose kernels multiply the linear layers of a model here, and how, for the log."""
     if _is_packed(model):
         return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
-    ways = _ways_of(model)
-    if ways is None:
+    microkernels = _microkernels_of(model)
+    if microkernels is None:
         return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
-    if ways == Way.TILES:
+    if microkernels == Microkernel.TILES:
         return "eyas's, by AMX tiles"
-    tokens = [str(tokens) for tokens in range(1, MAX_TOKENS_PER_PRODUCT + 1) if ways >> tokens & 1]
+    tokens = [str(tokens) for tokens in range(1, MAX_TOKENS_PER_PRODUCT + 1) if microkernels >> tokens & 1]
     return "eyas's" + f", in pairs (vdpbf16ps) where {', '.join(tokens)} tokens go together" * bool(tokens)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from eyas.cache.entries import is_enabled, prune, source_hash
 from eyas.cache.folder import cache_directory
-from eyas.cache.kept import code, keeps, prune
 from eyas.files import write_text
 from eyas.machine import processor_flags, processor_model
 from eyas.targets.fingerprint import weights_hash
@@ -48,7 +48,7 @@ class Verdict:
 
 def verdict_file(target: Passes) -> Path | None:
     """The file for the verdict on a target with native passes; None if none is kept."""
-    if not keeps() or target.native is None or target.record is not None:
+    if not is_enabled() or target.native is None or target.record is not None:
         return None
     try:
         name = sha256(_cache_inputs(target).encode()).hexdigest()[:24]
@@ -64,7 +64,7 @@ def _cache_inputs(target: Passes) -> str:
     model = target.model
     sources = {str(getattr(sys.modules[type(part).__module__], "__file__", None)) for part in model.modules()}
     parts: list[Any] = [
-        weights_hash(model), model.config.to_json_string(use_diff=False), code(), found and found.name,
+        weights_hash(model), model.config.to_json_string(use_diff=False), source_hash(), found and found.name,
         [sha256(Path(source).read_bytes()).hexdigest() for source in sorted(sources)],
         processor_model(), sorted(processor_flags()), torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(), torch.get_float32_matmul_precision(),

@@ -247,9 +247,9 @@ class Weight:
         """Packed weights in any of the CPU's formats. Raises UnsupportedModelError unless chunks are whole."""
         if inputs % _CHUNK:
             raise UnsupportedModelError(f"{inputs} inputs of a packed weight aren't a multiple of {_CHUNK}")
-        codes, (scales, least) = blocks.codes.flatten(1), blocks.factors()
+        codes, (scales, minimum) = blocks.codes.flatten(1), blocks.factors()
         group = GROUP // scales.shape[2]
-        offsets = -blocks.kind.zero * scales if least is None else least.expand_as(scales)
+        offsets = -blocks.kind.zero * scales if minimum is None else minimum.expand_as(scales)
         factors = [part.flatten(1) for part in (scales, offsets)]
         if all(part.half().float().equal(part) for part in factors):  # as files have them, but for super-blocks
             factors = [part.half() for part in factors]

@@ -15,17 +15,19 @@ constexpr int64_t MAX_ROTATED = 512;  // the most features that RoPE rotates in 
 constexpr int64_t MAX_TAPS = 8;       // the most inputs of a convolution
 
 // Packed kinds hold codes of as many bits as their names say, in 4 bits or in bytes: signed ones, read by subtracting half of
-// their range, or unsigned ones with a minimum weight (LEAST). Super-blocks have a minimum weight (SUPER), or signed codes
+// their range, or unsigned ones with a minimum (MINIMUM). Super-blocks have a minimum (SUPER), or signed codes
 // with a scale per 16 inputs (HALVES).
 enum Kind : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, ZERO4 = 6, SUPER5 = 7, SUPER4 = 8,
+    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, MINIMUM8 = 3, SIGNED4 = 4, MINIMUM4 = 5, ZERO4 = 6, SUPER5 = 7, SUPER4 = 8,
     HALVES8 = 9, HALVES6 = 10
 };
 
-// How bf16 inputs are multiplied. Below bit 32, bit n says that groups of n tokens use `vdpbf16ps`, whose sums are those of
+// What multiplies bf16 inputs. Below bit 32, bit n says that groups of n tokens use `vdpbf16ps`, whose sums are those of
 // a chain (linear.h). Tiles (tiles.h) have sums of their own, so they are used for every number of tokens or for none.
 // Inputs of packed weights are multiplied in integers, or AS_FLOATS.
-enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34 };
+enum Microkernel : int64_t {
+    TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34
+};
 
 enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU, SQUARED_RELU };
 
@@ -38,7 +40,7 @@ struct Linear {
     const char* weight;   // the first panel; null = there is no such linear
     const float* bias;    // [out] or null
     int64_t out, in, kind;
-    int64_t ways;         // how it is multiplied, see `Way`; 0 = inputs aren't narrowed to bf16
+    int64_t microkernels; // what multiplies it, see `Microkernel`; 0 = inputs aren't narrowed to bf16
 };
 
 struct Gating {                          // How a gated MLP combines gate and up. SILU, GELU (tanh form), EXACT_GELU:

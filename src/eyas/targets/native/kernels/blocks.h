@@ -15,8 +15,8 @@ namespace eyas {
 
 struct Unit {
     uint8_t codes[SUPER][GROUP];
-    uint8_t numbers[SUPER][4];  // of each block: fp16 scale and least weight; or two bytes
-    uint16_t shared[2];         // of a super-block: fp16 factors of scales, and of least weights
+    uint8_t numbers[SUPER][4];  // of each block: fp16 scale and minimum; or two bytes
+    uint16_t shared[2];         // of a super-block: fp16 factors of scales, and of minimums
 };
 
 inline void copy_half(const uint8_t* from, uint8_t* to) { std::memcpy(to, from, 2); }
@@ -31,7 +31,7 @@ inline void add_fifth_bits(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < GROUP; i++) codes[i] |= static_cast<uint8_t>((from[i / 8] >> i % 8 & 1) << 4);
 }
 
-// 12 bytes with eight scales and eight least weights of 6 bits.
+// 12 bytes with eight scales and eight minimums of 6 bits.
 inline void read_six_bits(const uint8_t* from, uint8_t (*numbers)[4]) {
     for (int i = 0; i < 4; i++) {
         numbers[i][0] = from[i] & 63, numbers[i][1] = from[i + 4] & 63;
@@ -40,7 +40,7 @@ inline void read_six_bits(const uint8_t* from, uint8_t (*numbers)[4]) {
     }
 }
 
-// Two fp16 factors; GGML subtracts least weights, so theirs is negated.
+// Two fp16 factors; GGML subtracts minimums, so theirs is negated.
 inline void read_factors(const uint8_t* from, uint16_t* shared) {
     std::memcpy(shared, from, 4);
     shared[1] ^= 0x8000;
@@ -53,7 +53,7 @@ struct Q4_0 {
     static void read(const uint8_t* at, Unit& unit) { copy_half(at, unit.numbers[0]), read_nibbles(at + 2, unit.codes[0]); }
 };
 struct Q4_1 {
-    static constexpr int64_t TYPE = 3, BYTES = 20, KIND = LEAST4;
+    static constexpr int64_t TYPE = 3, BYTES = 20, KIND = MINIMUM4;
     static void read(const uint8_t* at, Unit& unit) {
         std::memcpy(unit.numbers[0], at, 4);
         read_nibbles(at + 4, unit.codes[0]);
@@ -67,7 +67,7 @@ struct Q5_0 {
     }
 };
 struct Q5_1 {
-    static constexpr int64_t TYPE = 7, BYTES = 24, KIND = LEAST8;
+    static constexpr int64_t TYPE = 7, BYTES = 24, KIND = MINIMUM8;
     static void read(const uint8_t* at, Unit& unit) {
         std::memcpy(unit.numbers[0], at, 4);
         read_nibbles(at + 8, unit.codes[0]), add_fifth_bits(at + 4, unit.codes[0]);

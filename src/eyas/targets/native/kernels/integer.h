@@ -1,13 +1,13 @@
 // Products in integers: 4-bit or 8-bit weights, from GGUF files or `--quantize`, times inputs quantized to 8 bits.
 //
-// Weights and inputs are in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + least` (weight.h).
+// Weights and inputs are in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + minimum` (weight.h).
 // Inputs x of a block are quantized to x / scale, from -127 to 127, rounded to nearest, ties to even; the scale is 1 / 127 of
 // the greatest |x|. A block whose values are all below 2^-60 counts as 0. Codes and scale depend on the token alone.
 //
 // A block's sum S of products of codes is an integer below 2^24, the same whatever the order and the instruction. All that
 // follows has one order: with X the sum of the input's codes,
 //
-//     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, least, sum)
+//     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, minimum, sum)
 //
 // block after block, in float32. (In a block with two scales, S is the sum of its halves' sums times their integer scales,
 // exact as it is below 2^24 too.) So a result has the same bits for any number of tokens, panels and threads, with AVX2,
@@ -95,7 +95,7 @@ constexpr bool eights_in_shorts(int64_t kind) { return !VNNI && code_bits(kind) 
 
 // Of signed 8-bit codes, magnitudes are multiplied, and inputs take their signs: without VNNI, two such products fit into a
 // 16-bit lane, 128 * 127 * 2, and the zero point isn't needed.
-constexpr bool by_magnitude(int64_t kind) { return !VNNI && value_bits(kind) == 8 && !has_least(kind); }
+constexpr bool by_magnitude(int64_t kind) { return !VNNI && value_bits(kind) == 8 && !has_minimum(kind); }
 
 // Four input codes, in every 32-bit lane.
 inline ivec four_of(const int8_t* codes) {
@@ -205,11 +205,11 @@ template <int64_t KIND>
 inline vec scale_of(const char* panel, const char* block, int64_t b, int part, int half = 0) {
     if constexpr (!is_super(KIND)) return halves(block + part * 2 * LANES);
     const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
-    if constexpr (has_least(KIND)) return mul(bytes(reinterpret_cast<const uint8_t*>(block) + part * LANES), all_of_super);
+    if constexpr (has_minimum(KIND)) return mul(bytes(reinterpret_cast<const uint8_t*>(block) + part * LANES), all_of_super);
     return mul(load(reinterpret_cast<const int8_t*>(block) + half * PANEL + part * LANES), all_of_super);
 }
 template <int64_t KIND>
-inline vec least_of(const char* panel, const char* block, int64_t b, int part) {
+inline vec minimum_of(const char* panel, const char* block, int64_t b, int part) {
     if constexpr (KIND == ZERO4) {  // exact: a product of 5 and 11 bits
         const vec zeros = bytes(reinterpret_cast<const uint8_t*>(block) + 2 * PANEL + part * LANES);
         return mul(sub(zero(), zeros), scale_of<KIND>(panel, block, b, part));
@@ -240,7 +240,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         ivec total[T][P][PARTS];
         auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
             const Step& own = step[t * blocks];
-            if (has_least(KIND) || by_magnitude(KIND)) return all(0);
+            if (has_minimum(KIND) || by_magnitude(KIND)) return all(0);
             return TWO ? left(all(own.less[half]), zero_bits(KIND)) : all(BITS == 4 ? own.less4 : own.less8);
         };
         auto begin = [&](int half) {
@@ -326,9 +326,9 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                     vec& own = sum[t][p][part];
                     own = fma(mul(floats(exact), all(step[t * blocks].scale)), scale, own);
                 }
-                if constexpr (has_least(KIND)) {
-                    const vec least = least_of<KIND>(panels + p * bytes, block[p], b, part);
-                    for (int t = 0; t < T; t++) sum[t][p][part] = fma(all(step[t * blocks].sum), least, sum[t][p][part]);
+                if constexpr (has_minimum(KIND)) {
+                    const vec minimum = minimum_of<KIND>(panels + p * bytes, block[p], b, part);
+                    for (int t = 0; t < T; t++) sum[t][p][part] = fma(all(step[t * blocks].sum), minimum, sum[t][p][part]);
                 }
             }
     }
@@ -347,8 +347,8 @@ inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS
         const ivec four = load_bits(block + at + part * 4 * LANES);
         const vec code = floats(both(right(four, static_cast<int>(8 * (own % 4) + 4 * high)), all((1 << BITS) - 1)));
         const vec scale = scale_of<KIND>(panel, block, b, part, second);
-        if constexpr (has_least(KIND))
-            w[part] = fma(code, scale, least_of<KIND>(panel, block, b, part));
+        if constexpr (has_minimum(KIND))
+            w[part] = fma(code, scale, minimum_of<KIND>(panel, block, b, part));
         else
             w[part] = mul(sub(code, all(static_cast<float>(1 << zero_bits(KIND)))), scale);
     }
@@ -387,9 +387,9 @@ template <class Work>
 auto with_kind(int64_t kind, const Work& work) {
     switch (kind) {
         case SIGNED8: return work(std::integral_constant<int64_t, SIGNED8>());
-        case LEAST8: return work(std::integral_constant<int64_t, LEAST8>());
+        case MINIMUM8: return work(std::integral_constant<int64_t, MINIMUM8>());
         case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
-        case LEAST4: return work(std::integral_constant<int64_t, LEAST4>());
+        case MINIMUM4: return work(std::integral_constant<int64_t, MINIMUM4>());
         case ZERO4: return work(std::integral_constant<int64_t, ZERO4>());
         case SUPER5: return work(std::integral_constant<int64_t, SUPER5>());
         case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());

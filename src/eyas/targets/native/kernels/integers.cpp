@@ -5,7 +5,7 @@ namespace eyas {
 
 Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels) {
     return with_kind(linear.kind, [&](auto kind) -> Tile {
-        return linear.ways == AS_FLOATS ? float_tile<kind.value> : integer_tile_of<kind.value>(tokens, panels);
+        return linear.microkernels == AS_FLOATS ? float_tile<kind.value> : integer_tile_of<kind.value>(tokens, panels);
     });
 }
 

@@ -60,8 +60,8 @@ int64_t eyas_sizes(int64_t* sizes) {
 
 int64_t eyas_lanes() { return LANES; }
 
-// The available ways of multiplying bf16 inputs, see `Way`; 1 = by `vdpbf16ps`.
-int64_t eyas_ways() {
+// What can multiply bf16 inputs here, see `Microkernel`; 1 = `vdpbf16ps`.
+int64_t eyas_microkernels() {
     if (!PAIRS) return 0;
     return tiles_are_allowed() ? 1 | TILES_OF_VECTORS | TILES : 1 | TILES_OF_VECTORS;
 }
@@ -117,7 +117,7 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 // x [tokens, in] times a packed weight -> out [tokens, out]
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
     Region region(threads);
-    Narrowed narrowed(region, linear->ways != 0);
+    Narrowed narrowed(region, linear->microkernels != 0);
     region.share(panels(*linear), piece_of(*linear, tokens), [&](int64_t first, int64_t stop) {
         multiply(*linear, narrowed.of(*linear, x, linear->in, tokens), first, stop, bf16,
                  [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });

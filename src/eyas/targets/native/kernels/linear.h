@@ -100,7 +100,7 @@ Tile integer_tile_of(int64_t tokens, int64_t panels) {
 
 Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
 
-inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
+inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.microkernels != AS_FLOATS; }
 
 // Whether this many tokens go through two panels of a packed weight at a time, in groups of up to `MAX_SHARED`.
 inline bool is_shared(const Linear& linear, int64_t tokens) {
@@ -118,10 +118,10 @@ inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens,
 // The number of groups, of nearly equal size, that tokens are processed in.
 inline int64_t groups_of(int64_t tokens, int64_t most = MAX_TILE_TOKENS) { return (tokens + most - 1) / most; }
 
-inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.ways >= TILES; }
+inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.microkernels >= TILES; }
 
 // Whether a group of `tokens` tokens is multiplied by `vdpbf16ps`.
-inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
+inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.microkernels >> tokens & 1; }
 
 // The inputs of a product in the form that its tiles read: bf16 or codes. Each thread makes its own copy when it takes its
 // first piece.
@@ -219,7 +219,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
-    const TilesInUse registers(tiled && linear.ways == TILES);
+    const TilesInUse registers(tiled && linear.microkernels == TILES);
     for (; first < stop; first += stride)
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;

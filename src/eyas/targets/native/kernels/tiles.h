@@ -126,7 +126,7 @@ inline void multiply_tiles(const Linear& linear, const Tokens& tokens, const cha
     const int64_t row = PANEL * bytes_of(linear.kind);
     auto run = tiles_of_vectors;
 #ifdef __AMX_BF16__
-    if (linear.ways == TILES) run = tiles_of_amx;
+    if (linear.microkernels == TILES) run = tiles_of_amx;
 #endif
     run(linear, tokens, weight, panels, fetch, sums);
     for (int64_t i = linear.in / TILE_INPUTS * TILE_INPUTS; i < linear.in; i++)

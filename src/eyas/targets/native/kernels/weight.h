@@ -30,16 +30,16 @@ constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4
 constexpr int value_bits(int64_t kind) { return kind == SUPER5 ? 5 : kind == HALVES6 ? 6 : code_bits(kind); }
 constexpr bool is_super(int64_t kind) { return kind >= SUPER5; }
 constexpr bool has_halves(int64_t kind) { return kind == HALVES8 || kind == HALVES6; }
-constexpr bool has_least(int64_t kind) {
-    return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER5 || kind == SUPER4;
+constexpr bool has_minimum(int64_t kind) {
+    return kind == MINIMUM8 || kind == MINIMUM4 || kind == ZERO4 || kind == SUPER5 || kind == SUPER4;
 }
 constexpr int zero_bits(int64_t kind) { return value_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
 constexpr int64_t header_bytes(int64_t kind) {
-    return kind == ZERO4 ? 3 * PANEL : (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
+    return kind == ZERO4 ? 3 * PANEL : (has_minimum(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
 }
 constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
 constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
-constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_least(kind) ? 4 * PANEL : 2 * PANEL; }
+constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_minimum(kind) ? 4 * PANEL : 2 * PANEL; }
 constexpr int64_t first_block(int64_t kind, int64_t blocks) { return (blocks + SUPER - 1) / SUPER * super_bytes(kind); }
 
 constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : 2; }

@@ -1,4 +1,4 @@
-"""Results that are kept in the user's cache: weights as laid out, verdicts of trials, what a controller has learned.
+"""Entries of the user's cache: weights as laid out, verdicts of trials, what a controller has learned.
 
 A file's name is a hash of everything it was made from, so none outlives a change of the model's files or weights, of
 eyas's sources, or of a library's version. Damaged files are rebuilt. `EYAS_KEEP=0` disables reading and writing.
@@ -27,13 +27,13 @@ _SAMPLES, _SAMPLE = 64, 4096
 """Number and size in bytes of the samples read from a file."""
 
 
-def keeps() -> bool:
+def is_enabled() -> bool:
     """Whether the cache may be read and written: unless `EYAS_KEEP` is 0."""
     return os.environ.get(DISABLE) != "0"
 
 
 @cache
-def code() -> str:
+def source_hash() -> str:
     """A hash of eyas's sources, kernels included, and of the versions of Python, torch and transformers."""
     root = Path(__file__).parents[1]
     found = sha256(repr((sys.version, sorted(versions().items()))).encode())
@@ -42,7 +42,7 @@ def code() -> str:
     return found.hexdigest()
 
 
-def identity(files: Iterable[Path]) -> str:
+def files_hash(files: Iterable[Path]) -> str:
     """A hash of files' names, sizes, modification times, and samples of their contents.
 
     Raises OSError for unreadable files.
