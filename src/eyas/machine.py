@@ -69,23 +69,23 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
     try:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
-        kept = _read_measurement(path)
-        if kept is None or not _is_current(kept):
+        record = _read_measurement(path)
+        if record is None or not _is_current(record):
             with writing(path) as file:  # one at a time: a process that waited here reads the other's result
-                kept = _read_measurement(path)
-                if kept is None or not _is_current(kept):
-                    kept = made_by | {"provisional": _machine_is_busy()} | _with_hash(measure())
-                json.dump(kept, file, indent=2)
+                record = _read_measurement(path)
+                if record is None or not _is_current(record):
+                    record = made_by | {"provisional": _machine_is_busy()} | _with_hash(measure())
+                json.dump(record, file, indent=2)
     except OSError as error:
         _LOG.info("%s is measured in every process, since it can't be kept: %s", name, error)
         return measure()
-    measured: Measurement = kept["measured"]
+    measured: Measurement = record["measured"]
     return measured
 
 
-def _is_current(kept: Mapping[str, Any]) -> bool:
+def _is_current(record: Mapping[str, Any]) -> bool:
     """Whether a measurement needn't be repeated now: a provisional one holds as long as others are busy."""
-    return not kept["provisional"] or _machine_is_busy()
+    return not record["provisional"] or _machine_is_busy()
 
 
 @cache
@@ -99,9 +99,9 @@ def _read_measurement(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if kept["digest"] == _with_hash(kept["measured"])["digest"] and isinstance(kept["provisional"], bool):
-            return kept
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["digest"] == _with_hash(record["measured"])["digest"] and isinstance(record["provisional"], bool):
+            return record
     except (ValueError, KeyError, TypeError):  # not JSON, or not in this form
         pass
     _LOG.warning("%s is damaged or of an earlier version: it is measured and written again", path)

@@ -113,7 +113,7 @@ def test_a_host_keeps_the_nodes_that_a_device_keeps(spec: TreeSpec, rows: int, s
     scores = np.log(random.choice([0.05, 0.1, 0.3, 0.5, 0.8], (rows, 12))).astype(np.float32)  # many are equal
     allowed = random.random((rows, 12)) < 0.8
     kept = spec.keep(torch.from_numpy(scores), torch.from_numpy(allowed))
-    assert spec.kept(scores.tolist(), allowed.tolist()) == kept.tolist()
+    assert spec.keep_on_host(scores.tolist(), allowed.tolist()) == kept.tolist()
 
 
 @pytest.mark.parametrize("text", SPECS)

@@ -233,8 +233,8 @@ class Proposer:
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
         if self.decoder is not None:
             staged = staged_pairs(pairs.cache, rows, width, layout)
-            kept = DraftStart(pairs.fed, pairs.normed, known)
-            self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), kept)
+            start = DraftStart(pairs.fed, pairs.normed, known)
+            self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), start)
         else:
             fed, normed = self.run_pairs(pairs, rows, next_tokens, self.fuse(taps), width, layout)
             slots, last = to_device(known, taps.device).unbind(1)

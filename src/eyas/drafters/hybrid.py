@@ -192,16 +192,18 @@ class HybridDrafter(Drafter):
         wanted = [True] * len(rows) if drafting is None else drafting
         began = time.perf_counter()
         # depth only limits the network: a found passage costs nodes, not levels
-        found = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting) if spec.looks_up else []
-        some = any(proposal.tokens for proposal in found)
-        copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
+        proposals = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting) if spec.looks_up else []
+        some = any(proposal.tokens for proposal in proposals)
+        copies = (
+            found_tree(proposals, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
+        )
         values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
         rests = spec.found_only or (some and self._copies_suffice(copies, wanted, spec, values, groups))
         device = self._device
         if rests:
             tree = unite(spec, None, copies, values, groups) if some else copies
-            tree = replace(on_device(tree, device), lookup=Lookup(alone=True, found=found))
+            tree = replace(on_device(tree, device), lookup=Lookup(alone=True, proposals=proposals))
         else:
             searched = time.perf_counter()
             tree = self.network.draft(rows, spec, coupling, drafting)
@@ -212,7 +214,7 @@ class HybridDrafter(Drafter):
             if spec.looks_up:
                 seconds = searched - began + time.perf_counter() - drafted
                 tree = replace(tree, lookup=replace(tree.lookup, seconds=seconds))
-        tree = replace(tree, lookup=replace(tree.lookup, predicted=predicted_rows(found)))
+        tree = replace(tree, lookup=replace(tree.lookup, predicted=predicted_rows(proposals)))
         self._drafted_at = time.perf_counter()
         self._last = _Drafted(tree, spec.values is None and tree.size > 0, rests)
         return tree

@@ -19,12 +19,12 @@ _MAX_PENDING = 32
 class Detokenizer:
     """Detokenizes one sequence; its pieces joined are the text of decoding all tokens together.
 
-    Special tokens are left out, except for those in `kept`. Without a tokenizer there is no text.
+    Special tokens are left out, except for `visible_specials`. Without a tokenizer there is no text.
     """
 
-    def __init__(self, tokenizer: Any, kept: frozenset[int] = frozenset()) -> None:
+    def __init__(self, tokenizer: Any, visible_specials: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = special_token_ids(tokenizer) - kept
+        self._skipped = special_token_ids(tokenizer) - visible_specials
         self._context: list[int] = []  # tokens of the piece emitted last
         self._pending: list[int] = []  # tokens whose text is not emitted yet
 

@@ -52,21 +52,21 @@ class GradedStep(NamedTuple):
     accepted: bool
 
 
-def graded(found: Proposal, emitted: Sequence[int]) -> list[GradedStep]:
+def graded(proposal: Proposal, emitted: Sequence[int]) -> list[GradedStep]:
     """Grade all that was found by the tokens that a row `emitted` next, whether it was verified or not.
 
     So it needs no trials to learn what copies are worth.
     """
     steps = list[GradedStep]()
-    if not found.tokens:
+    if not proposal.tokens:
         return steps
-    children = found.children()
+    children = proposal.children()
     node = -1
     for token in emitted:
         right = -1
         for rank, child in enumerate(children[node + 1]):
-            accepted = found.tokens[child] == token
-            steps.append(GradedStep(rank > 0, found.logprobs[child], accepted))
+            accepted = proposal.tokens[child] == token
+            steps.append(GradedStep(rank > 0, proposal.logprobs[child], accepted))
             right = child if accepted else right
         if right < 0:
             break

@@ -117,7 +117,7 @@ class Lookup:
     """Whether all nodes are copies: no network computed anything for the draft."""
     seconds: float = 0.0
     """Time spent looking for copies and merging them with the network's nodes."""
-    found: Sequence[Proposal] = ()
+    proposals: Sequence[Proposal] = ()
     """[B] all that was found, if `alone`: nodes that weren't worth verifying are graded by what follows, too."""
     predicted: Sequence[bool] = ()
     """[B] whether the row's copies come from what its answer was predicted to be; empty = nobody's do."""
@@ -365,7 +365,7 @@ class TreeSpec(ABC):
         scores = scores.masked_fill(~allowed, -math.inf)
         return top_k_mask(scores, min(self.max_nodes, scores.shape[1])) & allowed
 
-    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    def keep_on_host(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
         """`keep` in lists [B][M], for trees that are made on the host."""
         made = []
         for values, usable in zip(scores, allowed, strict=True):

@@ -171,14 +171,14 @@ class DynamicTree(TreeSpec):
         kept = super().keep(scores, allowed)
         return kept & (scores >= math.log(self.threshold)) if self.threshold > 0.0 else kept
 
-    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    def keep_on_host(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
         if self.threshold > 0.0:
             least = math.log(self.threshold)
             allowed = [
                 [usable and score >= least for usable, score in zip(*row, strict=True)]
                 for row in zip(allowed, scores, strict=True)
             ]
-        return super().kept(scores, allowed)
+        return super().keep_on_host(scores, allowed)
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)
@@ -200,11 +200,11 @@ class DynamicGrowth(BeamGrowth):
         self._spec = spec
         self._drafting = drafting
 
-    def finished(self, found: BeamLevels) -> DraftTree:
+    def finished(self, levels: BeamLevels) -> DraftTree:
         """The trees from the candidates of a complete search."""
-        self._tokens = [torch.from_numpy(found.tokens)]
-        self._parents = [torch.from_numpy(found.parents)]
-        self._scores = [torch.from_numpy(found.scores)]
+        self._tokens = [torch.from_numpy(levels.tokens)]
+        self._parents = [torch.from_numpy(levels.parents)]
+        self._scores = [torch.from_numpy(levels.scores)]
         return self.tree()
 
     def tree(self) -> DraftTree:

@@ -27,7 +27,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
     They are grown on the host, where the proposals are, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return replace(DraftTree.empty(len(proposals), device), lookup=Lookup(alone=True, found=proposals))
+        return replace(DraftTree.empty(len(proposals), device), lookup=Lookup(alone=True, proposals=proposals))
     levels = [proposal.levels(spec.depth) for proposal in proposals]
     sizes = [len(nodes) for row in levels for nodes in row]
     if spec.found_only:
@@ -42,7 +42,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
             tree = _grown_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
-    lookup = Lookup(alone=True, found=proposals, predicted=predicted_rows(proposals))
+    lookup = Lookup(alone=True, proposals=proposals, predicted=predicted_rows(proposals))
     return replace(on_device(tree, device), lookup=lookup)
 
 

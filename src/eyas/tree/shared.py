@@ -121,7 +121,7 @@ class SharedTree(TreeSpec):
             kept &= top_k_mask(priority.view(1, -1), self.budget).view_as(kept)
         return kept
 
-    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    def keep_on_host(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
         kept: list[list[bool]] = self.keep(torch.tensor(scores), torch.tensor(allowed)).tolist()
         return kept
 
@@ -197,23 +197,23 @@ class PlannedTree(TreeSpec):
             1.0 if self.calibrations is None else self.calibrations[0],
         )
 
-    def _searched(self, batch: int, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
-        if found.chosen is None:
-            return HostGrowth(self, batch, drafting).finished(found)
-        chosen = found.chosen
-        size = len(found.chosen.logprobs)
+    def _searched(self, batch: int, drafting: Sequence[bool] | None, levels: BeamLevels) -> DraftTree:
+        if levels.chosen is None:
+            return HostGrowth(self, batch, drafting).finished(levels)
+        chosen = levels.chosen
+        size = len(levels.chosen.logprobs)
         _, parents, tokens = torch.from_numpy(chosen.nodes).unsqueeze(1).unbind()  # [1, N] each
         candidates = None
         if self.keeps_candidates:
-            candidates = _candidates(found.scores, found.sizes, list(found.beams.swapaxes(0, 1)))
+            candidates = _candidates(levels.scores, levels.sizes, list(levels.beams.swapaxes(0, 1)))
         return DraftTree(
             tokens=tokens,
             parents=parents,
             logprob=torch.from_numpy(chosen.logprobs).unsqueeze(0),
             valid=all_valid(1, size),
-            max_depth=_level_of(max(chosen.nodes[0].tolist()), found.sizes) if size else 0,
+            max_depth=_level_of(max(chosen.nodes[0].tolist()), levels.sizes) if size else 0,
             counted=size,
-            network=NetworkDraft(len(found.sizes), candidates, [chosen.promise]),
+            network=NetworkDraft(len(levels.sizes), candidates, [chosen.promise]),
         )
 
     def fits_all(self, counts: Sequence[int]) -> bool:
@@ -225,9 +225,9 @@ class PlannedTree(TreeSpec):
         mask = None if allowed is None else allowed.numpy()
         return torch.from_numpy(self.profitable(scores.to(torch.float32).numpy(), mask))
 
-    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    def keep_on_host(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
         if self.prices is None:
-            return self.shape.kept(scores, allowed)
+            return self.shape.keep_on_host(scores, allowed)
         if len(scores) > 1:
             kept: list[list[bool]] = self.profitable(np.array(scores, np.float32), np.array(allowed)).tolist()
             return kept
@@ -335,10 +335,10 @@ class HostGrowth:
     def calibrates(self) -> bool:
         return self._plan.values is not None
 
-    def finished(self, found: BeamLevels) -> DraftTree:
+    def finished(self, levels: BeamLevels) -> DraftTree:
         """The trees from the candidates of a complete search."""
-        self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)
-        self._beams = list(found.beams.swapaxes(0, 1))
+        self._add(levels.tokens, levels.scores, levels.logprobs, levels.parents, levels.sizes)
+        self._beams = list(levels.beams.swapaxes(0, 1))
         return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
@@ -386,7 +386,7 @@ class HostGrowth:
                 break
 
     def tree(self) -> DraftTree:
-        kept = self._kept(_side_by_side(self._scores))  # [B, M]
+        kept = self._selected(_side_by_side(self._scores))  # [B, M]
         counts = kept.sum(axis=1, keepdims=True)
         # kept candidates come first, in order, which puts parents before children
         chosen = (~kept).argsort(axis=1, kind="stable")[:, : counts.max()]
@@ -431,7 +431,7 @@ class HostGrowth:
         threshold = self._plan.shape.threshold
         return threshold == 0.0 or any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting)
 
-    def _kept(self, scores: Floats) -> npt.NDArray[np.bool_]:
+    def _selected(self, scores: Floats) -> npt.NDArray[np.bool_]:
         """[B, M] bool: the candidates that become nodes."""
         plan = self._plan
         everyone = len(self._drafting) == self._batch

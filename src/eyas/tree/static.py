@@ -94,9 +94,9 @@ class StaticTree(TreeSpec):
             return None
         return BeamSearch.by_probability(self.depth, 1, partial(self._chains, drafting))
 
-    def _chains(self, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
-        tokens = torch.from_numpy(found.tokens)
-        logprob = torch.from_numpy(found.logprobs)
+    def _chains(self, drafting: Sequence[bool] | None, levels: BeamLevels) -> DraftTree:
+        tokens = torch.from_numpy(levels.tokens)
+        logprob = torch.from_numpy(levels.logprobs)
         parents, ancestors = _of_chains(self, len(tokens))
         valid = all_valid(*tokens.shape)
         tree = DraftTree(tokens, parents, logprob, valid, self.depth, ancestors, counted=tokens.numel())

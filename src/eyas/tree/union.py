@@ -32,16 +32,16 @@ _MAX_STEP = -1e-6
 
 
 def unite(
-    spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
+    spec: TreeSpec, network: DraftTree | None, copies: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
-    """Keep the best nodes of the `network`'s trees (None = it drafted nothing) and of the `found` ones, within `spec`.
+    """Keep the best nodes of the `network`'s trees (None = it drafted nothing) and of the `copies`, within `spec`.
 
     Without `values`, steps are worth their probability; `groups` [B] are the rows' groups in them. For shapes with one
     child per node, each row gets the more valuable of its two chains.
     """
-    if found.tokens.device.type == "cpu":
-        return _united_on_host(spec, network, found, values, groups)
-    merged = _tagged(found) if network is None or not network.size else _merged(network, found)
+    if copies.tokens.device.type == "cpu":
+        return _united_on_host(spec, network, copies, values, groups)
+    merged = _tagged(copies) if network is None or not network.size else _merged(network, copies)
     scores = _path_values(merged, values, groups, spec.copy_exponents)  # [B, C]
     allowed = merged.valid
     if spec.max_fanout == 1:
@@ -60,10 +60,10 @@ def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> T
 
 
 def expected_levels(
-    found: DraftTree, values: ValueTable | None, groups: Tensor, exponents: Sequence[float] | None = None
+    copies: DraftTree, values: ValueTable | None, groups: Tensor, exponents: Sequence[float] | None = None
 ) -> list[list[float]]:
-    """[B][levels] how likely each row's `found` tree, which is on the host, is right down to each level."""
-    rows = _Rows.of(None, found)
+    """[B][levels] how likely each row's tree of `copies`, which is on the host, is right down to each level."""
+    rows = _Rows.of(None, copies)
     made = []
     for parents, valid, worth in zip(
         rows.parents, rows.valid, rows.worth(values, groups, None, exponents), strict=True
@@ -121,20 +121,20 @@ class _Rows(NamedTuple):
         return cls(tokens, parents, steps, valid, sources)
 
     @classmethod
-    def of(cls, network: DraftTree | None, found: DraftTree) -> _Rows:
+    def of(cls, network: DraftTree | None, copies: DraftTree) -> _Rows:
         """`_merged`, row by row: a found node is already known if its parent has a child with the same token."""
-        theirs = cls.of_tree(found, Source.LOOKUP)
+        theirs = cls.of_tree(copies, Source.LOOKUP)
         if network is None or not network.size:
             return theirs
         made = cls.of_tree(network)
-        for tokens, parents, steps, valid, sources, *copies in zip(*made, *theirs, strict=True):
+        for tokens, parents, steps, valid, sources, *copied in zip(*made, *theirs, strict=True):
             at = dict[tuple[int, int], int]()
             for node, (token, parent, usable) in enumerate(zip(tokens, parents, valid, strict=True)):
                 if usable:
                     at.setdefault((parent, token), node)
             columns = list[int]()
             guessed = {parent for parent, usable in zip(parents, valid, strict=True) if usable}
-            for token, above, step, usable, source in zip(*copies, strict=True):
+            for token, above, step, usable, source in zip(*copied, strict=True):
                 parent = columns[above] if above >= 0 else -1
                 known = at.get((parent, token)) if usable else None
                 columns.append(len(tokens) if known is None else known)
@@ -234,13 +234,13 @@ class _Rows(NamedTuple):
 
 
 def _united_on_host(
-    spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
+    spec: TreeSpec, network: DraftTree | None, copies: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
     """`unite` in lists: between two passes each operation of PyTorch takes as long as a dozen nodes."""
-    rows = _Rows.of(network, found)
-    depth = max(found.max_depth, 0 if network is None else network.max_depth)
+    rows = _Rows.of(network, copies)
+    depth = max(copies.max_depth, 0 if network is None else network.max_depth)
     worth = rows.worth(values, groups, spec.calibrations, spec.copy_exponents)
-    kept = spec.kept(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
+    kept = spec.keep_on_host(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
     promise = list[float]()
     for chosen, sources, sums, calibration in zip(
         kept, rows.sources, worth, spec.calibrations or [1.0] * len(kept), strict=True
@@ -263,35 +263,35 @@ def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:
     return (tree.ancestors[:, 1:, 1:].to(steps.dtype) @ steps.unsqueeze(2)).squeeze(2)
 
 
-def _tagged(found: DraftTree) -> DraftTree:
-    return replace(found, sources=torch.full_like(found.tokens, Source.LOOKUP))
+def _tagged(copies: DraftTree) -> DraftTree:
+    return replace(copies, sources=torch.full_like(copies.tokens, Source.LOOKUP))
 
 
-def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
+def _merged(network: DraftTree, copies: DraftTree) -> DraftTree:
     """Both trees side by side, the network's nodes first; found nodes that the network has too are invalid."""
-    depth = max(network.max_depth, found.max_depth)
-    same = (_paths(found, depth).unsqueeze(2) == _paths(network, depth).unsqueeze(1)).all(3)  # [B, L, N]
-    same &= found.valid.unsqueeze(2) & network.valid.unsqueeze(1)
+    depth = max(network.max_depth, copies.max_depth)
+    same = (_paths(copies, depth).unsqueeze(2) == _paths(network, depth).unsqueeze(1)).all(3)  # [B, L, N]
+    same &= copies.valid.unsqueeze(2) & network.valid.unsqueeze(1)
     # [B, L], [B, N]
     known = same.any(2)
     both = same.any(1)
-    nodes = torch.arange(found.size, device=found.tokens.device) + network.size
+    nodes = torch.arange(copies.size, device=copies.tokens.device) + network.size
     column = torch.where(known, same.to(torch.uint8).argmax(2), nodes)  # [B, L] where each found node is now
-    parents = torch.cat((network.parents, F.pad(column, (1, 0), value=-1).gather(1, found.parents + 1)), dim=1)
+    parents = torch.cat((network.parents, F.pad(column, (1, 0), value=-1).gather(1, copies.parents + 1)), dim=1)
     # [B, L] whether the network has a node below the same parent
     contrary = (parents[:, network.size :].unsqueeze(2) == network.parents.unsqueeze(1)) & network.valid.unsqueeze(1)
     copied = torch.where(contrary.any(2), int(Source.DISPUTED), int(Source.LOOKUP))
     tree = DraftTree(
-        tokens=torch.cat((network.tokens, found.tokens), dim=1),
+        tokens=torch.cat((network.tokens, copies.tokens), dim=1),
         parents=parents,
-        logprob=torch.cat((network.logprob, found.logprob), dim=1),
-        valid=torch.cat((network.valid, found.valid & ~known), dim=1),
+        logprob=torch.cat((network.logprob, copies.logprob), dim=1),
+        valid=torch.cat((network.valid, copies.valid & ~known), dim=1),
         max_depth=depth,
         sources=torch.cat((both * int(Source.BOTH), copied), dim=1),
     )
     # a node of both takes the higher of its two probabilities
-    theirs = _steps(found).unsqueeze(2).masked_fill(~same, -math.inf).amax(1)  # [B, N]
-    steps = torch.cat((torch.maximum(_steps(network), theirs), _steps(found)), dim=1)
+    theirs = _steps(copies).unsqueeze(2).masked_fill(~same, -math.inf).amax(1)  # [B, N]
+    steps = torch.cat((torch.maximum(_steps(network), theirs), _steps(copies)), dim=1)
     return replace(tree, logprob=_along_paths(tree, steps.double().masked_fill(~tree.valid, 0.0)).to(torch.float32))
 
 
@@ -312,7 +312,7 @@ def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
     """[B, C] bool: the nodes of each row's more valuable chain, given logarithms of path values."""
     values = scores.exp().masked_fill(~tree.valid, 0.0)
     assert tree.sources is not None
-    found = _copied(tree.sources)
+    copied = _copied(tree.sources)
     shared = tree.sources == int(Source.BOTH)
-    copies = (values * found).sum(1) > (values * ~(found | shared)).sum(1)  # [B]
-    return tree.valid & (shared | (found == copies.unsqueeze(1)))
+    copies = (values * copied).sum(1) > (values * ~(copied | shared)).sum(1)  # [B]
+    return tree.valid & (shared | (copied == copies.unsqueeze(1)))

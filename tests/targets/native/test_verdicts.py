@@ -115,8 +115,8 @@ def change_threads(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        change_weight, change_config, change_setting, change_threads, patched("source_hash"), patched("processor_model"),
-        patched("processor_flags"), patched("describe_products"),
+        change_weight, change_config, change_setting, change_threads,
+        patched("source_hash"), patched("processor_model"), patched("processor_flags"), patched("describe_products"),
     ],
     ids=lambda change: change.__name__,
 )  # fmt: skip

@@ -46,9 +46,9 @@ class StreamedText:
         *,
         speculating: bool,
         splitter: ThoughtSplitter | None = None,
-        kept: frozenset[int] = frozenset(),
+        visible_specials: frozenset[int] = frozenset(),
     ) -> None:
-        """`splitter`: what finds thoughts, in a text with the special tokens `kept`."""
+        """`splitter`: what finds thoughts, in a text with the special tokens `visible_specials`."""
         from eyas.text.detokenizer import Detokenizer
 
         self.thought = ""
@@ -56,7 +56,7 @@ class StreamedText:
         self.answer = ""
         """The rest of the text so far."""
         screen = sys.stdout.isatty()
-        self._pieces = Detokenizer(tokenizer, kept)
+        self._pieces = Detokenizer(tokenizer, visible_specials)
         self._splitter = splitter
         self._wrap = WordWrap() if screen else None
         self._marked = speculating and screen

@@ -129,10 +129,10 @@ def capture(
         else:
             stack.enter_context(note_if_interrupted(f"finished shards are kept in {store}; the one in progress is not"))
             stack.enter_context(prepared.begun())
-        if server is not None and prepared.own():
+        if server is not None and prepared.own_shards():
             prepared.source = connected = stack.enter_context(server.states(prepared.settings))
             prepared.engine_version = connected.version()
-        if first and prepared.own():
+        if first and prepared.own_shards():
             note(_duration(prepared))
         if not dry_run:
             _run(model, prepared, first, prepared.run)
@@ -150,7 +150,7 @@ def _run_on(cluster: Cluster, workers: int | None, model: str, prepared: Capture
 
 def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
     """Call `make` for the missing shards, with a function that counts their tokens, and report progress."""
-    total = sum(plan.size.tokens for plan in prepared.own())
+    total = sum(plan.size.tokens for plan in prepared.own_shards())
     done = 0
     began = time.monotonic()
     with counting(hidden=not shown) as show:
@@ -195,7 +195,7 @@ def _announce(prepared: Capture) -> None:
 
 def _duration(prepared: Capture) -> str:
     speed = prepared.speed()
-    left = prepared.own()
+    left = prepared.own_shards()
     seconds = sum(plan.size.tokens for plan in left) / speed
     done = "" if len(left) == len(prepared.plans) else f" for {len(left)} of {len(prepared.plans)} shards"
     return f"about {seconds / 60:,.1f} minutes{done} at {speed:,.0f} tokens/s, writing not counted"

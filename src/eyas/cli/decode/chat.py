@@ -137,7 +137,8 @@ class ChatSession:
         if marks is None:
             return StreamedText(tokenizer, speculating=speculating)
         splitter = ThoughtSplitter(marks, inside=begins_inside(marks, tokenizer, prompt))
-        return StreamedText(tokenizer, speculating=speculating, splitter=splitter, kept=marks.special_tokens(tokenizer))
+        specials = marks.special_tokens(tokenizer)
+        return StreamedText(tokenizer, speculating=speculating, splitter=splitter, visible_specials=specials)
 
     def _opened(self, said: list[Message]) -> list[Message]:
         from eyas.text.chats import Message

@@ -128,7 +128,7 @@ class Capture:
         """The unfinished shards of all processes."""
         return [plan for plan in self.plans if self._digest(plan) is None]
 
-    def own(self) -> list[ShardPlan]:
+    def own_shards(self) -> list[ShardPlan]:
         """Unfinished shards that this process makes."""
         mine = {plan.file for plan in self.plans[self._rank :: self._world]}
         return [plan for plan in self.missing() if plan.file in mine]
@@ -187,7 +187,7 @@ class Capture:
 
         If there is little to capture, they are smaller than its batches, so that the estimate doesn't take long.
         """
-        own = self.own()
+        own = self.own_shards()
         rows = self.rows[own[0].split][own[0].first : own[0].stop]
         most = int(_ESTIMATE_SHARE * sum(plan.size.tokens for plan in own))
         groups = length_groups(rows, min(self.settings.batch_tokens, max(1, most)))
@@ -206,7 +206,7 @@ class Capture:
         `advance` is called with the tokens of each batch done. Raises StoreError if the disk fills up; finished shards
         stay.
         """
-        for plan in self.own():
+        for plan in self.own_shards():
             rows = self.rows[plan.split][plan.first : plan.stop]
             for tokens in make_shard(self.source, self.folder, self.settings, plan, rows):
                 advance(tokens)

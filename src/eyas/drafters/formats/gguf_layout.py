@@ -53,12 +53,12 @@ _YARN = {
 }
 
 
-def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+def _rope(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:
     """The RoPE section; frequency factors become `longrope`, unless eyas stored the original section in the file."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _base(own, "rope.freq_base", 10000.0, where)}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _base(keys, "rope.freq_base", 10000.0, where)}
     if isinstance(written := file.metadata.get(ROPE), str):
         exact = parse_json(written, f"{ROPE} of {where}")
-        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(own.get("rope.freq_base")):
+        if isinstance(exact, dict) and _as_float32(exact.get("rope_theta")) == _as_float32(keys.get("rope.freq_base")):
             return exact
         raise ConfigError(f"{where}: {ROPE} contradicts rope.freq_base: one of the two was changed")
     if ROPE_FACTORS in file.tensors:
@@ -68,15 +68,15 @@ def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
             "short_factor": factors,
             "long_factor": factors,
             "attention_factor": 1.0,
-            "original_max_position_embeddings": own.get("context_length"),
+            "original_max_position_embeddings": keys.get("context_length"),
         }
-    kind = own.get("rope.scaling.type", "none")
+    kind = keys.get("rope.scaling.type", "none")
     if kind == "none":
         return rope
     if kind not in ("linear", "yarn"):
         raise ConfigError(f"{where}: rope.scaling.type {kind!r}: eyas reads none, linear and yarn")
-    rope |= {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
-    return rope | ({ours: own[theirs] for theirs, ours in _YARN.items() if theirs in own} if kind == "yarn" else {})
+    rope |= {"rope_type": kind, "factor": keys.get("rope.scaling.factor")}
+    return rope | ({ours: keys[theirs] for theirs, ours in _YARN.items() if theirs in keys} if kind == "yarn" else {})
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class GgufLayout:
         prefix = f"{self.architecture}."
         if file.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(f"{path} is one of several parts: join them with llama-gguf-split --merge")
-        own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+        keys = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
         known = {*self.keys, *self.more_keys, LAYERS, *_HEAD_SIZES, *_ROPE_KEYS, *_YARN}
-        if unknown := sorted(set(own) - known):
+        if unknown := sorted(set(keys) - known):
             raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}: eyas can't tell what they change")
-        config = self._config(file, own, str(path))
+        config = self._config(file, keys, str(path))
         names = self.names(config.get("num_hidden_layers", 1))
         if odd := sorted(set(file.tensors) - set(names) - {ROPE_FACTORS, *self.left_out}):
             raise CheckpointError(f"{path} has tensors that no {self.title} network has: {', '.join(odd)}")
@@ -136,7 +136,7 @@ class GgufLayout:
             headers=Headers(found, [path.name]),
             load=lambda: self._load(file, config, list(found)),
             load_some=lambda wanted: self._load(file, config, wanted),
-            used=sorted(prefix + key for key in own),
+            used=sorted(prefix + key for key in keys),
             ignored={
                 key: "the target's tokenizer" if key.startswith("tokenizer.") else "descriptive"
                 for key in file.metadata
@@ -144,17 +144,17 @@ class GgufLayout:
             }
             | {name: why for name, why in self.left_out.items() if name in file.tensors},
             notes=_notes(file),
-            doubts=_doubts(own) if CAUSAL in self.more_keys else [],
+            doubts=_doubts(keys) if CAUSAL in self.more_keys else [],
         )
 
-    def _config(self, file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+    def _config(self, file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:
         """The configuration in the keys of config.json. Raises ConfigError."""
-        config: dict[str, Any] = {ours: own[theirs] for theirs, ours in self.keys.items() if theirs in own}
+        config: dict[str, Any] = {ours: keys[theirs] for theirs, ours in self.keys.items() if theirs in keys}
         for key, value in config.items():
             kind = _TYPES.get(key, int)
             if type(value) is not kind:
                 raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
-        sizes = {own[key] for key in _HEAD_SIZES if key in own}
+        sizes = {keys[key] for key in _HEAD_SIZES if key in keys}
         if len(sizes) > 1:
             raise ConfigError(f"{where}: head sizes {sorted(sizes)}: keys, values and rotation must have the same size")
         config |= {"head_dim": next(iter(sizes))} if sizes else {}
@@ -163,8 +163,8 @@ class GgufLayout:
             config["vocab_size"] = tokens.count if isinstance(tokens, SkippedArray) else len(tokens or ())
         if "d2t" in file.tensors:
             config["draft_vocab_size"] = file.tensors["d2t"].shape[0]
-        config |= self.settings(file, own, where)
-        config["rope_parameters"] = self.rope(file, own, where)
+        config |= self.settings(file, keys, where)
+        config["rope_parameters"] = self.rope(file, keys, where)
         if isinstance(provenance := file.metadata.get(PROVENANCE), str):
             config["eyas"] = parse_json(provenance, f"{PROVENANCE} of {where}")
         if isinstance(tree := file.metadata.get(TREE), str):
@@ -194,8 +194,8 @@ def _notes(file: Gguf) -> list[str]:
     return [f"quantized weights (GGML types {quantized}) are read as float32"] if quantized else []
 
 
-def _doubts(own: dict[str, Any]) -> list[str]:
-    if CAUSAL in own or not own.get(WINDOW) or not any(own.get(PATTERN) or ()):
+def _doubts(keys: dict[str, Any]) -> list[str]:
+    if CAUSAL in keys or not keys.get(WINDOW) or not any(keys.get(PATTERN) or ()):
         return []
     return [
         f"{CAUSAL} is missing: layers with a window are read as causal, as z-lab trains them and config.json means it; "
@@ -203,9 +203,9 @@ def _doubts(own: dict[str, Any]) -> list[str]:
     ]
 
 
-def _base(own: dict[str, Any], key: str, default: float, where: str) -> float:
+def _base(keys: dict[str, Any], key: str, default: float, where: str) -> float:
     """The base of RoPE under a key. Raises ConfigError if it isn't a number."""
-    base = own.get(key, default)
+    base = keys.get(key, default)
     if isinstance(base, bool) or not isinstance(base, int | float):
         raise ConfigError(f"{where}: {key} is {base!r}, not a number")
     return float(base)
@@ -234,9 +234,9 @@ def to_halves(weight: Tensor, heads: int) -> Tensor:
     return torch.unflatten(weight, 0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
-def read_boundaries(own: dict[str, Any], where: str, count: int | None = None) -> list[int]:
+def read_boundaries(keys: dict[str, Any], where: str, count: int | None = None) -> list[int]:
     """The list of boundaries, which must have `count` entries if given. Raises ConfigError."""
-    taps = own.get(LAYERS)
+    taps = keys.get(LAYERS)
     if not isinstance(taps, list) or len(taps) != (count or len(taps)):
         number = "three " if count == 3 else ""
         raise ConfigError(f"{where}: {LAYERS} must list the {number}boundaries that the drafter reads")
@@ -280,11 +280,13 @@ _OLD_LAYERS = "extract_layers"
 """The older key of the boundaries that the drafter reads."""
 
 
-def _eagle3_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
+def _eagle3_settings(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
     """The taps, and the names by which the network is recognized. Raises ConfigError."""
-    if LAYERS in own and _OLD_LAYERS in own and own[LAYERS] != own[_OLD_LAYERS]:
-        raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {_OLD_LAYERS} {own[_OLD_LAYERS]} contradict each other")
-    taps = read_boundaries({LAYERS: own.get(LAYERS, own.get(_OLD_LAYERS))}, where, 3)
+    if LAYERS in keys and _OLD_LAYERS in keys and keys[LAYERS] != keys[_OLD_LAYERS]:
+        raise ConfigError(
+            f"{where}: {LAYERS} {keys[LAYERS]} and {_OLD_LAYERS} {keys[_OLD_LAYERS]} contradict each other"
+        )
+    taps = read_boundaries({LAYERS: keys.get(LAYERS, keys.get(_OLD_LAYERS))}, where, 3)
     return {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "taps": taps}
 
 
@@ -343,13 +345,13 @@ DFLASH2_KEYS = {key: key for key in ("conv_kernel_size", "conv_group_size", "sel
 """Key that only files of DFlash 2 have -> config field of the same meaning."""
 
 
-def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
+def _windows(keys: dict[str, Any], where: str) -> dict[str, Any]:
     """Windows and causality in the keys of config.json. Raises ConfigError.
 
     llama.cpp's converter leaves `attention.causal` out where config.json doesn't say: then layers with a window are
     causal, as they were trained, although llama.cpp itself lets slots see later ones there.
     """
-    window, pattern, causal = (own.get(key) for key in (WINDOW, PATTERN, CAUSAL))
+    window, pattern, causal = (keys.get(key) for key in (WINDOW, PATTERN, CAUSAL))
     if causal is not None and not isinstance(causal, bool):
         raise ConfigError(f"{where}: {CAUSAL} is {causal!r}, not true or false")
     said = {} if causal is None else {"is_causal": causal}
@@ -357,8 +359,8 @@ def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
         if window or (pattern is not None and any(pattern)):
             raise ConfigError(f"{where}: {WINDOW} and {PATTERN} need each other: one is missing")
         return said
-    layers = own.get("block_count")
-    block = own.get("block_size")
+    layers = keys.get("block_count")
+    block = keys.get("block_size")
     if type(window) is not int or not isinstance(pattern, list) or len(pattern) != layers:
         raise ConfigError(
             f"{where}: {PATTERN} must say of each of the {layers} layers whether it has {WINDOW} {window}"
@@ -372,9 +374,9 @@ def _windows(own: dict[str, Any], where: str) -> dict[str, Any]:
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": types, **said}
 
 
-def _selector(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+def _selector(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:
     """The settings of DFlash 2, empty for another drafter. Raises CheckpointError and ConfigError."""
-    given = {key: own[key] for key in DFLASH2_KEYS if own.get(key)}
+    given = {key: keys[key] for key in DFLASH2_KEYS if keys.get(key)}
     if _SELECTOR not in file.tensors:
         if given:
             raise CheckpointError(f"{where}: {', '.join(given)} make it a DFlash 2 drafter, but {_SELECTOR} is missing")
@@ -388,9 +390,9 @@ def _selector(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
     return {ours: given[theirs] for theirs, ours in DFLASH2_KEYS.items()}
 
 
-def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+def _dflash_settings(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:
     """Taps, mask token, heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
-    sections = own.get(_SECTIONS, [0])
+    sections = keys.get(_SECTIONS, [0])
     if not isinstance(sections, list) or any(sections[1:]):
         raise ConfigError(f"{where}: {_SECTIONS} {sections}: eyas rotates by one position per token")
     if _EMBEDDING in file.tensors and _HEAD not in file.tensors:
@@ -398,25 +400,25 @@ def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, A
             f"{where} has {_EMBEDDING} without {_HEAD}: llama.cpp takes the embedding for the head then, but a "
             "drafter's head is never its embedding; convert it again with both, or with neither"
         )
-    config: dict[str, Any] = {"model_type": "qwen3", "taps": read_boundaries(own, where)}
+    config: dict[str, Any] = {"model_type": "qwen3", "taps": read_boundaries(keys, where)}
     config["mask_token_id"] = file.metadata.get(MASK)
-    config |= _windows(own, where)
+    config |= _windows(keys, where)
     markov = file.tensors.get(_MARKOV)
     confidence = file.tensors.get(_CONFIDENCE)
-    if markov is None and own.get(_ANCHOR, False) is not False:
+    if markov is None and keys.get(_ANCHOR, False) is not False:
         raise ConfigError(f"{where}: {_ANCHOR} is true, but llama.cpp's DFlash blocks begin with a known token")
-    selector = _selector(file, own, where)
+    selector = _selector(file, keys, where)
     if selector:
         return config | selector | {"architectures": ["DFlash2DraftModel"]}
     if markov is None:
         return config | {"architectures": ["DFlashDraftModel"]}
     config["markov_rank"] = markov.shape[-1]
     config["enable_confidence_head"] = confidence is not None
-    if own.get(_CONFIDENT, confidence is not None) is not (confidence is not None):
-        raise ConfigError(f"{where}: {_CONFIDENT} is {own[_CONFIDENT]}, but the tensors say otherwise")
+    if keys.get(_CONFIDENT, confidence is not None) is not (confidence is not None):
+        raise ConfigError(f"{where}: {_CONFIDENT} is {keys[_CONFIDENT]}, but the tensors say otherwise")
     if confidence is not None:
-        config["confidence_head_with_markov"] = confidence.shape[-1] != own.get("embedding_length")
-    return config | {"architectures": ["Qwen3DSparkModel"], _ANCHOR: own.get(_ANCHOR, True)}
+        config["confidence_head_with_markov"] = confidence.shape[-1] != keys.get("embedding_length")
+    return config | {"architectures": ["Qwen3DSparkModel"], _ANCHOR: keys.get(_ANCHOR, True)}
 
 
 DFLASH_LAYOUT = GgufLayout(
@@ -436,24 +438,24 @@ _SHARED = "attention.shared_kv_layers"
 _OF_KINDS = "attention.head_count_kv"
 
 
-def _assistant_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
+def _assistant_settings(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
     """The layers' types and heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
-    layers = own.get("block_count")
-    pattern = own.get(PATTERN)
+    layers = keys.get("block_count")
+    pattern = keys.get(PATTERN)
     if not isinstance(pattern, list) or len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
         raise ConfigError(f"{where}: {PATTERN} must say for each of {layers} layers whether it has a window")
-    if own.get("nextn_predict_layers") != layers:
-        raise ConfigError(f"{where}: nextn_predict_layers {own.get('nextn_predict_layers')}: it has {layers} layers")
+    if keys.get("nextn_predict_layers") != layers:
+        raise ConfigError(f"{where}: nextn_predict_layers {keys.get('nextn_predict_layers')}: it has {layers} layers")
     kinds = ["sliding_attention" if one else "full_attention" for one in pattern]
-    heads = own.get(_OF_KINDS)
+    heads = keys.get(_OF_KINDS)
     listed = heads if isinstance(heads, list) else [heads] * len(kinds)
     if len(listed) != len(kinds) or not all(type(one) is int for one in listed):
         raise ConfigError(f"{where}: {_OF_KINDS} must be one whole number, or one for each of {layers} layers")
     by_kind = dict(zip(kinds, listed, strict=True))
     if any(by_kind[kind] != count for kind, count in zip(kinds, listed, strict=True)):
         raise ConfigError(f"{where}: {_OF_KINDS} {listed}: layers of one type must have as many heads")
-    full = own.get("attention.key_length")
-    windowed = {own.get(key, full) for key in _WINDOWED_SIZES}
+    full = keys.get("attention.key_length")
+    windowed = {keys.get(key, full) for key in _WINDOWED_SIZES}
     if type(full) is not int or len(windowed) > 1:
         raise ConfigError(f"{where}: head sizes {sorted(windowed, key=str)}: keys, values and rotation must be equal")
     return {
@@ -464,12 +466,12 @@ def _assistant_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str
     }  # fmt: skip
 
 
-def _assistant_rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
+def _assistant_rope(file: Gguf, keys: dict[str, Any], where: str) -> dict[str, Any]:
     """RoPE of both types of layers. Of full ones, factors say which frequencies turn: 1 = does, 1e30 = does not."""
-    if odd := [key for key in (*_ROPE_KEYS[1:], *_YARN) if own.get(key, "none") != "none"]:
+    if odd := [key for key in (*_ROPE_KEYS[1:], *_YARN) if keys.get(key, "none") != "none"]:
         raise ConfigError(f"{where}: {odd[0]}: eyas knows no assistant with scaled RoPE")
     bases = {
-        kind: _base(own, key, default, where)
+        kind: _base(keys, key, default, where)
         for kind, key, default in (
             ("full_attention", "rope.freq_base", 1e6),
             ("sliding_attention", "rope.freq_base_swa", 1e4),
@@ -478,7 +480,7 @@ def _assistant_rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, An
     rope = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()}
     if ROPE_FACTORS in file.tensors:
         factors = file.load(ROPE_FACTORS)
-        if 2 * len(factors) != own["attention.key_length"]:
+        if 2 * len(factors) != keys["attention.key_length"]:
             raise CheckpointError(f"{where}: {ROPE_FACTORS} has {len(factors)} numbers, which isn't half a head")
         turning = int((factors == 1).sum())
         if not (turning and bool((factors[:turning] == 1).all()) and bool((factors[turning:] >= 1e30).all())):
@@ -486,7 +488,7 @@ def _assistant_rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, An
         if turning < len(factors):
             part = {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
             rope["full_attention"] |= part
-    elif not all(own.get(PATTERN, [False])):
+    elif not all(keys.get(PATTERN, [False])):
         raise CheckpointError(f"{where} has no {ROPE_FACTORS}, which says how layers of full attention rotate")
     return rope
 

@@ -322,13 +322,13 @@ class SmallLmDrafter(HistoryDrafter):
         self.pairs.guesses = Guesses(rows, lengths, levels.tokens.tolist(), levels.parents.tolist())
         return growth.tree()
 
-    def _searched(self, found: BeamLevels) -> tuple[list[list[int]], list[list[int]]]:
+    def _searched(self, searched: BeamLevels) -> tuple[list[list[int]], list[list[int]]]:
         """The tokens and parents of the guesses [R][F] that a beam search has run, as in `Guesses`."""
-        rows, levels, width = found.beams.shape
+        rows, levels, width = searched.beams.shape
         level = np.arange(levels)[:, None]
-        starts = np.cumsum([0, *found.sizes])[:levels, None]  # of the levels' candidates
-        tokens = np.take_along_axis(found.tokens, (found.beams + starts).reshape(rows, -1), axis=1)
-        parents = np.where(level > 0, found.beams // width + (level - 1) * width, -1).reshape(rows, -1)
+        starts = np.cumsum([0, *searched.sizes])[:levels, None]  # of the levels' candidates
+        tokens = np.take_along_axis(searched.tokens, (searched.beams + starts).reshape(rows, -1), axis=1)
+        parents = np.where(level > 0, searched.beams // width + (level - 1) * width, -1).reshape(rows, -1)
         if self.shared is not None:
             tokens = self.shared.own_ids[torch.from_numpy(tokens)].numpy()
         return tokens.tolist(), parents.tolist()

@@ -74,11 +74,12 @@ class GainModel:
         if draft.tree.network.candidates is not None:
             alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
             self._supply.learn(draft.tree.network.candidates, groups, alive)
-        found, emitted = draft.tree.lookup.found, draft.emitted
-        if not found or emitted is None:
+        proposals = draft.tree.lookup.proposals
+        emitted = draft.emitted
+        if not proposals or emitted is None:
             self._acceptance.learn_tree(draft.tree, draft.paths, groups)
         else:
-            steps = [graded(one, tokens) for one, tokens in zip(found, emitted, strict=True)]
+            steps = [graded(one, tokens) for one, tokens in zip(proposals, emitted, strict=True)]
             self._acceptance.learn_copies(steps, groups)
             self.copies.learn(texts, steps, self.values, groups)
         self._learned_rounds += 1

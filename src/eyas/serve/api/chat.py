@@ -106,15 +106,15 @@ async def start_chat(
     )
     limit, seed = context.max_model_len, context.settings.seed
     request = encode_request(body, [prompt], wanted, request_id=info.id, context=limit, default_seed=seed)
-    kept = tools.special_tokens if tools else frozenset()
+    visible_specials = tools.special_tokens if tools else frozenset()
     if marks is not None:
-        kept |= marks.special_tokens(tokenizer)
+        visible_specials |= marks.special_tokens(tokenizer)
 
     def new_output() -> ChoiceOutput:
         if marks is None:
-            return ChoiceOutput(tokenizer, body, kept)
+            return ChoiceOutput(tokenizer, body, visible_specials)
         splitter = ThoughtSplitter(marks, inside=inside, interrupts=tools.opening if tools else ())
-        return ChoiceOutput(tokenizer, body, kept, splitter=splitter)
+        return ChoiceOutput(tokenizer, body, visible_specials, splitter=splitter)
 
     generation = await Generation.start(
         context,

@@ -65,27 +65,29 @@ class ChoiceOutput:
         self,
         tokenizer: Any,
         body: SamplingFields,
-        kept: frozenset[int] = frozenset(),
+        visible_specials: frozenset[int] = frozenset(),
         score_all: bool = False,
         splitter: ThoughtSplitter | None = None,
     ) -> None:
         """`body` says what ends the text and what belongs to it.
 
-        `kept`: special tokens that are part of the text, such as the markers of tool calls.
+        `visible_specials`: special tokens that are part of the text, such as the markers of tool calls.
 
         `score_all`: also report log-probabilities of tokens without text, such as the end token.
 
         `splitter`: what finds thoughts in the text; None if there are none to be found.
         """
         special = special_token_ids(tokenizer)
-        shown = special if body.skip_special_tokens is False else kept
+        shown = special if body.skip_special_tokens is False else visible_specials
         self._detokenizer = Detokenizer(tokenizer, shown)
         self._left_out = {token: tokenizer.added_tokens_decoder[token].content for token in special - shown}
         self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
         self._token_by_token = bool(body.stop_strings)
         self._score_all = score_all
         self._hidden_stops = (
-            frozenset() if body.include_stop_str_in_output else (special - kept) | {*(body.stop_token_ids or ())}
+            frozenset()
+            if body.include_stop_str_in_output
+            else (special - visible_specials) | {*(body.stop_token_ids or ())}
         )
         self._detokenized = 0  # characters
         self._emitted = 0  # characters

@@ -62,7 +62,7 @@ class Echo:
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         if not scored:
             return cls(text)
-        detokenizer = Detokenizer(tokenizer, kept=special_token_ids(tokenizer))
+        detokenizer = Detokenizer(tokenizer, visible_specials=special_token_ids(tokenizer))
         offsets = []
         length = 0
         for token in tokens:

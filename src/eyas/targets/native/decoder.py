@@ -267,7 +267,7 @@ class _PassOutputs(NamedTuple):
     tapped: Tensor | None = None
     final: Tensor | None = None
     logits: Tensor | None = None
-    kept: tuple[int | None, int | None, int | None] = (None, None, None)
+    starts: tuple[int | None, int | None, int | None] = (None, None, None)
     """Addresses of the slots that keep the tokens' last states [T], and of where they keep them; see `DraftStart`."""
 
 
@@ -328,7 +328,7 @@ class NativeDecoder:
         if found is None:
             raise UnsupportedModelError("there are no native kernels on this machine")
         self._kernels = found
-        self._kept: list[Any] = []  # what the structs point to
+        self._keepalive: list[Any] = []  # what the structs point to
         self._ropes = ropes
         self._dtype = dtype
         self._limit = form.limit
@@ -349,7 +349,7 @@ class NativeDecoder:
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         _check_positions(embedding, table, form, dtype)
-        self._kept += [embedding, form.positions]
+        self._keepalive += [embedding, form.positions]
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
@@ -442,15 +442,15 @@ class NativeDecoder:
         return [*parts, self._linear(attention.o_proj, self.hidden, mixed)], latent
 
     def _recurrent(self, parts: RecurrentParts) -> Recurrent:
-        def kept(values: Tensor) -> int:
-            self._kept.append(values.detach().contiguous())
-            address: int = self._kept[-1].data_ptr()
+        def keep_alive(values: Tensor) -> int:
+            self._keepalive.append(values.detach().contiguous())
+            address: int = self._keepalive[-1].data_ptr()
             return address
 
         inputs = [self._linear(part, part.out_features, self.hidden) for part in parts.inputs]
         out = self._linear(parts.out, self.hidden, parts.mixed)
-        self._kept.append((Linear * len(inputs))(*inputs))
-        made = parts.struct(self._kept[-1], out, self.state_size, kept)
+        self._keepalive.append((Linear * len(inputs))(*inputs))
+        made = parts.struct(self._keepalive[-1], out, self.state_size, keep_alive)
         self.recurrent += 1
         self.state_size += parts.state_size
         return made
@@ -477,7 +477,7 @@ class NativeDecoder:
     def _experts(self, routed: RoutedExperts) -> Experts:
         experts, router, gate = routed
         form = router.form
-        self._kept.append(experts)
+        self._keepalive.append(experts)
         return experts.struct(
             form.chosen,
             router=self._linear(router, experts.num_experts, self.hidden),
@@ -507,13 +507,13 @@ class NativeDecoder:
     def _linear(self, module: nn.Module, outputs: int, inputs: int) -> Linear:
         if not isinstance(module, NativeLinear) or (module.out_features, module.in_features) != (outputs, inputs):
             raise UnsupportedModelError(f"{module} isn't a native linear from {inputs} to {outputs} features")
-        self._kept.append(module)
+        self._keepalive.append(module)
         return module.rows(0, outputs)
 
     def _vector(self, values: Tensor) -> int:
         """The address of a float32 copy of `values`, which is kept alive."""
-        self._kept.append(values.detach().float().contiguous())
-        address: int = self._kept[-1].data_ptr()
+        self._keepalive.append(values.detach().float().contiguous())
+        address: int = self._keepalive[-1].data_ptr()
         return address
 
     def _grow(self, positions: int) -> None:
@@ -587,20 +587,20 @@ class NativeDecoder:
 
     @inference
     def read(
-        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | TargetStates, kept: DraftStart | None
+        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | TargetStates, start: DraftStart | None
     ) -> None:
         """Run a drafter's `tokens` [T] with their `states`; keep those that their rows' drafts begin with.
 
         None = nobody drafts from them: only their keys and values are staged.
         """
         x, given = _inputs(tokens.numel(), self.hidden, self._dtype, states)
-        if kept is None:
+        if start is None:
             self._call(cache, staged, x, Mode.STAGING, tokens.contiguous(), given)
             return
         slots = _integers([-1] * len(x))
-        for slot, token in kept.lasts:
+        for slot, token in start.lasts:
             slots[token] = slot
-        made = _PassOutputs(kept=(addressof(slots), kept.fed.data_ptr(), kept.normed.data_ptr()))
+        made = _PassOutputs(starts=(addressof(slots), start.fed.data_ptr(), start.normed.data_ptr()))
         self._call(cache, staged, x, Mode.PATHS, tokens.contiguous(), given, made=made)
 
     @inference
@@ -682,7 +682,7 @@ class NativeDecoder:
                 len(taps),
                 address(made.tapped),
                 address(made.final),
-                *made.kept,
+                *made.starts,
                 address(made.logits),
                 scratch.data_ptr(),
                 rows.states,

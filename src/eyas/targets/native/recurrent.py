@@ -70,10 +70,10 @@ class RecurrentParts:
         """Floats in a sequence's states: the convolution's last inputs, and [key size, value size] per head."""
         return (self.conv.kernel_size[0] - 1) * len(self.channels) + self.key_size * self.mixed
 
-    def struct(self, inputs: Array[Linear], out: Linear, states: int, kept: Callable[[Tensor], int]) -> Recurrent:
+    def struct(self, inputs: Array[Linear], out: Linear, states: int, keep_alive: Callable[[Tensor], int]) -> Recurrent:
         """The mixer as the kernels take it, with its linears; its states begin at float `states` of a slot's states.
 
-        `kept` keeps a tensor alive and returns its address. Raises UnsupportedModelError for sizes that don't fit
+        `keep_alive` keeps a tensor alive and returns its address. Raises UnsupportedModelError for sizes that don't fit
         vectors.
         """
         kernel = self.conv.kernel_size[0]
@@ -86,7 +86,7 @@ class RecurrentParts:
         weight = None if self.norm is None else self.norm.weight
 
         def floats(values: Tensor | None) -> int | None:
-            return None if values is None else kept(values.detach().float())
+            return None if values is None else keep_alive(values.detach().float())
 
         scales = None
         if self.scales is not None:
@@ -95,7 +95,7 @@ class RecurrentParts:
         return Recurrent(
             inputs,
             len(inputs),
-            kept(torch.tensor(begins_at)),
+            keep_alive(torch.tensor(begins_at)),
             floats(scales),
             width,
             len(self.channels),
@@ -109,8 +109,8 @@ class RecurrentParts:
             size,
             self.key_size,
             *self.starts,
-            kept(where[self.steps]),
-            None if self.factors is None else kept(where[self.factors]),
+            keep_alive(where[self.steps]),
+            None if self.factors is None else keep_alive(where[self.factors]),
             floats(self.step_bias),
             floats(self.rates),
             floats(self.skip),

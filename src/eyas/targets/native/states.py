@@ -34,7 +34,7 @@ class GivenStates(NamedTuple):
     """The rows of a pass as the kernels take them, with the objects that they point to."""
 
     states: RowStates
-    kept: Sequence[Any] = ()
+    keepalive: Sequence[Any] = ()
 
 
 class Folds(Protocol):
@@ -97,7 +97,7 @@ class NativeStates(SlotStates):
         given = self._given(self.path, self.copies.wanted(self.path.counts, self._lengths))
         sure = (c_int64 * len(self.path.rows))(*self.path.counts)
         given.states.sure = addressof(sure)
-        return GivenStates(given.states, [*given.kept, sure])
+        return GivenStates(given.states, [*given.keepalive, sure])
 
     def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:
         if not any(accepted):

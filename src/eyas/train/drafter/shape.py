@@ -297,12 +297,12 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         "head": shape.head_owner,
         "default_tree": shape.default_tree,
     }
-    own = target.config
+    target_config = target.config
     if issubclass(cls, TransformerConfig):
-        values |= decoder_sizes(own, target.max_length)
+        values |= decoder_sizes(target_config, target.max_length)
         heads = values["num_attention_heads"] = shape.heads or values["num_attention_heads"]
         latent = "kv_lora_rank" in cls.model_fields
-        values |= latent_sizes(own) if latent else head_sizes(own, heads, width)
+        values |= latent_sizes(target_config) if latent else head_sizes(target_config, heads, width)
     given = {name: getattr(shape, name) for name in _options(shape.definition)}
     values |= shape._preset.options
     values |= {_FIELD.get(name, name): value for name, value in given.items() if value is not None}
@@ -323,11 +323,11 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     if cls.is_block:
         values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
     if issubclass(cls, MaskedConfig):
-        values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
+        values.setdefault("mask_token_id", _spare_token(target_config, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter
         values["norm"] = tuple(taps) != (target.final_boundary,)
     if "rms_norm_eps" in cls.model_fields:
-        values["rms_norm_eps"] = getattr(own, "rms_norm_eps", None) or 1e-6
+        values["rms_norm_eps"] = getattr(target_config, "rms_norm_eps", None) or 1e-6
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
@@ -376,55 +376,56 @@ def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: b
     part.weight.requires_grad_(trains)
 
 
-def _spare_token(own: Any, vocab_size: int) -> int:
+def _spare_token(config: Any, vocab_size: int) -> int:
     """The token for a block's masked slots: the padding token, else the last of the vocabulary."""
-    padding = getattr(own, "pad_token_id", None)
+    padding = getattr(config, "pad_token_id", None)
     return padding if isinstance(padding, int) and 0 <= padding < vocab_size else vocab_size - 1
 
 
-def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
-    """MLP width, heads, positions and RoPE for a decoder layer like the target's, whose text config is `own`."""
+def decoder_sizes(config: Any, max_length: int | None) -> dict[str, Any]:
+    """MLP width, heads, positions and RoPE for a decoder layer like the target's, whose text config is `config`."""
     return {
-        "intermediate_size": mlp_width(own),
-        "num_attention_heads": own.num_attention_heads,
-        "max_position_embeddings": max_length or getattr(own, "max_position_embeddings", None) or _LONG,
-        "rope_parameters": rope_of(own),
+        "intermediate_size": mlp_width(config),
+        "num_attention_heads": config.num_attention_heads,
+        "max_position_embeddings": max_length or getattr(config, "max_position_embeddings", None) or _LONG,
+        "rope_parameters": rope_of(config),
     }
 
 
-def mlp_width(own: Any) -> int:
+def mlp_width(config: Any) -> int:
     """The width of the target's MLP.
 
     The config of a mixture of experts usually gives a dense layer's width, or else the width of one expert. A width
     below twice the hidden size is taken to be one expert's and multiplied by the number of active experts per token:
     gpt-oss has four active experts, each as wide as its hidden states.
     """
-    width: int = getattr(own, "intermediate_size", None) or getattr(own, "n_inner", None) or 4 * own.hidden_size
-    experts = getattr(own, "num_experts_per_tok", None)
-    if experts and not getattr(own, "moe_intermediate_size", None) and width < 2 * own.hidden_size:
+    stated = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    width: int = stated or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    if experts and not getattr(config, "moe_intermediate_size", None) and width < 2 * config.hidden_size:
         width *= experts
     return width
 
 
-def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
+def head_sizes(config: Any, heads: int, width: int) -> dict[str, int]:
     """Key-value heads and head size of grouped-query attention with `heads` heads, for a drafter `width` wide."""
-    if getattr(own, "kv_lora_rank", None):  # latent attention: head_dim covers only the rotated part
-        return {"num_key_value_heads": heads, "head_dim": own.v_head_dim + own.v_head_dim % 2}
-    shared = config_value(own, "num_key_value_heads") or heads
+    if getattr(config, "kv_lora_rank", None):  # latent attention: head_dim covers only the rotated part
+        return {"num_key_value_heads": heads, "head_dim": config.v_head_dim + config.v_head_dim % 2}
+    shared = config_value(config, "num_key_value_heads") or heads
     if heads % shared:
         shared = heads
     return {
         "num_key_value_heads": shared,
-        "head_dim": config_value(own, "head_dim") or max(2, width // heads // 2 * 2),
+        "head_dim": config_value(config, "head_dim") or max(2, width // heads // 2 * 2),
     }
 
 
-def latent_sizes(own: Any) -> dict[str, int | None]:
+def latent_sizes(config: Any) -> dict[str, int | None]:
     """Sizes of multi-head latent attention: the target's if it has them, else in DeepSeek's proportions."""
-    if getattr(own, "kv_lora_rank", None):
+    if getattr(config, "kv_lora_rank", None):
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        return {name: getattr(own, name) for name in names}
-    head = config_value(own, "head_dim") or own.hidden_size // own.num_attention_heads
+        return {name: getattr(config, name) for name in names}
+    head = config_value(config, "head_dim") or config.hidden_size // config.num_attention_heads
     rotated = max(2, head // 4 * 2)
     return {
         "q_lora_rank": None, "kv_lora_rank": 4 * head, "qk_nope_head_dim": head, "qk_rope_head_dim": rotated,
@@ -432,12 +433,12 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
     }  # fmt: skip
 
 
-def rope_of(own: Any) -> dict[str, Any]:
+def rope_of(config: Any) -> dict[str, Any]:
     """The target's RoPE (of its full-attention layers if layers differ). Dynamic types keep only their theta."""
-    rope = dict(getattr(own, "rope_parameters", None) or {})
+    rope = dict(getattr(config, "rope_parameters", None) or {})
     if isinstance(rope.get(FULL), dict):
         rope = dict(rope[FULL])
-    theta = rope.get("rope_theta") or getattr(own, "rope_theta", None) or _THETA
+    theta = rope.get("rope_theta") or getattr(config, "rope_theta", None) or _THETA
     rope.pop("partial_rotary_factor", None)  # drafters rotate whole heads
     if rope.get("rope_type", "default") not in PLAIN_ROPE:
         rope = {}

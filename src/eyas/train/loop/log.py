@@ -96,7 +96,7 @@ class JsonLines:
     """The file `metrics.jsonl`; when a run is resumed, records of later steps are removed."""
 
     def __init__(self, path: Path, done: int) -> None:
-        write_text(path, "".join(line + "\n" for line in _kept(path, done)))
+        write_text(path, "".join(line + "\n" for line in _lines_until(path, done)))
         self._out = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Values) -> None:
@@ -111,7 +111,7 @@ class JsonLines:
         self._out.close()
 
 
-def _kept(path: Path, done: int) -> list[str]:
+def _lines_until(path: Path, done: int) -> list[str]:
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() and done else ():
         try:
