@@ -78,7 +78,7 @@ def _heads_of_model(files: ModelFiles) -> str | None:
     """Where a target's own MTP heads are, in words; None = none, or the files aren't on this machine."""
     base = files.base
     if base.gguf is not None:
-        return "in the model's file" if holds_heads(Gguf(base.gguf)) else None
+        return _IN_FILE if holds_heads(Gguf(base.gguf)) else None
     folder = Path(base.source)
     if not folder.is_dir():
         if (cached := _cached(base.source)) is None:
@@ -96,13 +96,14 @@ def advice(model: str | Path) -> str | None:
         heads = find_heads(Path(files.source))  # raises an error for a GGUF file that has none
         if heads is not None and heads != files.gguf:
             return f"{model} has a drafter next to it, {heads.name}: {_USE}"
-        told = _heads_of_model(files)
+        told = _heads_of_model(files) if heads is None else _IN_FILE
     except EyasError:  # whatever it is, loading the model reports it
         return None
     return None if told is None else f"{model} comes with a drafter, MTP heads {told}: {_USE}"
 
 
 _USE = "`method=mtp` drafts with it"
+_IN_FILE = "in the model's file"
 
 
 def _headers(folder: Path) -> Headers:
