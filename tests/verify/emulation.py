@@ -87,7 +87,7 @@ def generate(
         else:
             draws = None if walk.seeded else IndependentDraws(sampler, range(rows))
             tree = draft(drafter, state, spec, draws or sampler.coupling(range(rows), coupled))
-            tree = tree if draws is None else draws.kept(tree)
+            tree = tree if draws is None else draws.attached_to(tree)
         states = node_states(tree, state)
         result = walk(NodeLogits.of(target.table[states]), tree, sampler, range(rows))
         count = result.accepted + 1

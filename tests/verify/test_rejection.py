@@ -83,7 +83,7 @@ def _accepted(rule: RejectionWalk | SeededWalk, tree: str, sampler, state) -> in
     rows = range(len(state))
     draws = None if rule.seeded else IndependentDraws(sampler, rows)
     made = draft(DRAFTER, state, parse_tree(tree), draws or sampler.coupling(rows, True))
-    made = made if draws is None else draws.kept(made)
+    made = made if draws is None else draws.attached_to(made)
     logits = NodeLogits.of(TARGET.table[node_states(made, state)])
     return int(rule(logits, made, sampler, rows).accepted.sum())
 

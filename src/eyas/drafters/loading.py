@@ -68,7 +68,7 @@ def make_drafter(
     """
     options.check()
     if options.source == AUTO:
-        return _found(options, target, tokenizer, model)
+        return _first_that_loads(options, target, tokenizer, model)
     parsed = read_method(options.method)
     source = options.source
     lookup: Drafter | None = None
@@ -108,7 +108,7 @@ def make_drafter(
     return _hybrid(drafter, lookup, target)
 
 
-def _found(options: DrafterOptions, target: Target, tokenizer: Any, model: str | Path | None) -> Drafter:
+def _first_that_loads(options: DrafterOptions, target: Target, tokenizer: Any, model: str | Path | None) -> Drafter:
     """The first drafter of a target that loads, or else suffix decoding; what was taken is reported, and why."""
     if model is None:
         raise UsageError("a drafter is looked for by its target's files: give them, or a drafter")

@@ -127,7 +127,7 @@ def run_round(
         draws = None if rule.seeded else IndependentDraws(sampler, rows)
         coupling = draws or sampler.coupling(rows, speculation.coupled)
         tree = speculation.drafter.draft(rows, spec, coupling, drafting).compact()
-        tree = tree if draws is None else draws.kept(tree)
+        tree = tree if draws is None else draws.attached_to(tree)
     drafted = time.perf_counter()
 
     legal = sampler.legal(rows, tree)  # the trees as the rows' grammars allow them

@@ -86,16 +86,16 @@ def read_recipe(name: str | Path, extending: tuple[Path, ...] = ()) -> dict[str,
     path = find_recipe(name)
     if path.resolve() in extending:
         raise ConfigError(f"{path} extends itself through {', '.join(map(str, extending))}")
-    own = read_yaml(path)
-    bases = own.pop("extends", [])
+    overrides = read_yaml(path)
+    bases = overrides.pop("extends", [])
     if not isinstance(bases, (str, list)):
         raise ConfigError(f"{path}: extends must be a file or a list of files, not {bases!r}")
     values: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        beside = path.parent / str(base)
-        above = beside if beside.is_file() else find_recipe(str(base))
+        relative = path.parent / str(base)
+        above = relative if relative.is_file() else find_recipe(str(base))
         values = _merged(values, read_recipe(above, (*extending, path.resolve())))
-    return _merged(values, own)
+    return _merged(values, overrides)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class PassTrial:
             except _TRIAL_ERRORS:
                 return False
             if number == len(self._expected):
-                self._expected.append(self._own(first))
+                self._expected.append(self._reference(first))
             gaps.append(_gaps(found, self._expected[number]))
             if self._agree(torch.stack(gaps)):
                 return True
@@ -191,11 +191,11 @@ class PassTrial:
             if number >= len(gaps):
                 break
             with perturbed_by_rounding(self._target.layers, self._target.dtype, number):
-                moved = self._own(self._firsts[number])
+                moved = self._reference(self._firsts[number])
             self._noise.append(float(_gaps(moved, self._expected[number]).max()))
         return False
 
-    def _own(self, first: int) -> Tensor:
+    def _reference(self, first: int) -> Tensor:
         """Logits [4, V] of a trial of the passes to compare with; then the target runs as before."""
         target, attention = self._target, self._target.model.config._attn_implementation
         decoder = target.decoder

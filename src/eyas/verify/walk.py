@@ -424,7 +424,7 @@ class IndependentDraws(Coupling):
         noise = gumbel(state.seed[rows] ^ _DRAFT_STREAM, state.position[rows].unsqueeze(1) + steps_ahead, ids)[:, 0]
         return torch.addcmul(flat, noise, scale).log_softmax(dim=-1).view(shape)
 
-    def kept(self, tree: DraftTree) -> DraftTree:
+    def attached_to(self, tree: DraftTree) -> DraftTree:
         """The tree with the distributions that its tokens were drawn from."""
         return replace(tree, draws=Draws(tuple(self._probs), self._ids, tree.valid)) if self._probs else tree
 

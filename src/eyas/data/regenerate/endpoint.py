@@ -66,7 +66,7 @@ class CompletionSettings(StrictModel):
         said = choice.message
         if said.content is None and not said.tool_calls and said.refusal is None and said.thoughts is None:
             raise BadResponseError("the response's message is empty")
-        calls = tuple(call.kept() for call in said.tool_calls or ()) or None
+        calls = tuple(call.tool_call() for call in said.tool_calls or ()) or None
         content = said.refusal if said.content is None else said.content
         message = Message(
             role="assistant",
@@ -98,7 +98,7 @@ class _Call(_ReadModel):
     id: str | None = None
     function: _Function
 
-    def kept(self) -> ToolCall:
+    def tool_call(self) -> ToolCall:
         arguments = self.function.arguments
         if isinstance(arguments, str):
             try:

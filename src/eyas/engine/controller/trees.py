@@ -102,7 +102,9 @@ class TreeArm(DraftArm):
             self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], batch.rows)
         elif key not in self._made:
             rows = batch.rows
-            made = self._found(rows) if prospect is None else self._drafted(prospect, rows, not probing, looks_up)
+            made = (
+                self._copies_alone(rows) if prospect is None else self._drafted(prospect, rows, not probing, looks_up)
+            )
             self._made[key] = replace(
                 made,
                 values=self.gain.values,
@@ -146,7 +148,7 @@ class TreeArm(DraftArm):
             padding_prices=padding_prices,
         )
 
-    def _found(self, rows: int) -> PlannedTree:
+    def _copies_alone(self, rows: int) -> PlannedTree:
         """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
         nodes = min(_MAX_PER_ROW * rows, _FOUND + 4 * rows)
         return PlannedTree(

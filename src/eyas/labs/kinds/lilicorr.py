@@ -154,8 +154,8 @@ class Correlator(nn.Module):
             x = layer(x, bias)
         x = self.output_norm(x).unflatten(1, (slots, count))
         anchor = self.anchor_norm(self.context_proj(context))
-        beside = anchor[:, None, None].expand_as(x)
-        factors = F.silu(self.factor_input_proj(torch.cat((x, beside, x * beside), dim=-1)))
+        at_anchor = anchor[:, None, None].expand_as(x)
+        factors = F.silu(self.factor_input_proj(torch.cat((x, at_anchor, x * at_anchor), dim=-1)))
         eps, scale = self.config.lilicorr_vector_eps, self.config.lilicorr_logit_scale
         leaving, entering, first = (
             F.normalize(head(read), dim=-1, eps=eps)

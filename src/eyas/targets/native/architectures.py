@@ -224,7 +224,7 @@ def _factors(layer: Any, mlp: Any) -> LayerFactors:
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
     """Take apart a layer that consists only of norms, attention, a recurrence, and an MLP or experts."""
     parts = _parts_of_layer(layer)
-    beside = parts.pop("block_sparse_moe", None)
+    sparse_moe = parts.pop("block_sparse_moe", None)
     of_layer = {"self_attn", "mixer", "mlp"} & set(parts)
     names = next((names for names in _NORMS if set(parts) - of_layer == set(names)), None)
     if names is None or (len(of_layer) == 1) != ("norm" in parts):
@@ -236,8 +236,8 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
     if of_layer == {"mlp"}:
         norms["input_norm"] = None
     mlp = _mlp_parts(parts["mlp"]) if "mlp" in parts else {"mlp": None}
-    if beside is not None:
-        mlp |= {"routed": _routed(beside, "router")}
+    if sparse_moe is not None:
+        mlp |= {"routed": _routed(sparse_moe, "router")}
     mlp |= {"factors": _factors(layer, parts.get("mlp"))}
     recurrent = recurrent_parts(parts["mixer"]) if "mixer" in parts else None
     if "self_attn" not in parts:
