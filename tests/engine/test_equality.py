@@ -14,8 +14,8 @@ from eyas.types import Completion, Request, SamplingParams
 
 from .. import tiny
 
-TOKENS = 16
-LENGTHS = (13, 1, 20, 5, 9, 3)  # uneven, a one-token prompt, more than there are slots
+TOKENS = 12
+LENGTHS = (13, 1, 20, 5, 9)  # uneven, a one-token prompt, more than there are slots
 RAGGED = "dynamic:4,3,8,0.1"  # rows of different sizes: passes are packed
 TREES = ("chain:4", "dynamic:4,3,8")
 

@@ -44,13 +44,13 @@ def tokens(done: Sequence[Completion]) -> list[tuple[int, ...]]:
 
 @cache
 def plain(temperature: float) -> list[tuple[int, ...]]:
-    return tokens(Engine(tiny.target(), None).generate(requests(temperature)))
+    return tokens(Engine(tiny.quick_target(), None).generate(requests(temperature)))
 
 
 @pytest.mark.parametrize(("kind", "temperature"), tiny.sample(("eagle3", "eagle1", "mla"), (0.9, 0.0)))
 def test_seeded_output_is_the_target_s(kind: str, temperature: float) -> None:
     speculation = Speculation(drafter(kind=kind), parse_tree(TREE))
-    engine = Engine(tiny.target(), None, speculation, batch_size=3, prefill_chunk=32)
+    engine = Engine(tiny.quick_target(), None, speculation, batch_size=3, prefill_chunk=32)
     assert tokens(engine.generate(requests(temperature))) == plain(temperature)
 
 
@@ -75,11 +75,11 @@ def test_preempted_sequences_draft_as_if_they_had_not_been() -> None:
     params = SamplingParams(max_tokens=120, temperature=0.9, seed=1)
     asked = [Request(tuple(prompt), params) for prompt in tiny.prompts(60, 50, 70)]
     limits = Limits(max_running=3, max_cached_tokens=340, prefix_tokens=2000, prefill_chunk=32)
-    engine = Engine(tiny.target(), None, Speculation(drafter(), parse_tree(TREE)), limits=limits)
+    engine = Engine(tiny.quick_target(), None, Speculation(drafter(), parse_tree(TREE)), limits=limits)
     answers = tokens(engine.generate(asked))
     engine.check_invariants()
     assert engine.state().preempted_total
-    assert answers == tokens(Engine(tiny.target(), None, batch_size=3).generate(asked))
+    assert answers == tokens(Engine(tiny.quick_target(), None, batch_size=3).generate(asked))
 
 
 def test_a_reused_prefix_gives_the_same_drafts() -> None:
@@ -90,12 +90,14 @@ def test_a_reused_prefix_gives_the_same_drafts() -> None:
     def run(engine: Engine, ids: Sequence[int]) -> Completion:
         return engine.generate([Request(tuple(ids), params)])[0]
 
-    cached = Engine(tiny.target(), None, Speculation(drafter(24), parse_tree(TREE)), prefill_chunk=16)
+    cached = Engine(tiny.quick_target(), None, Speculation(drafter(24), parse_tree(TREE)), prefill_chunk=16)
     cached.cache_prefixes(4000)
     first = run(cached, prompt)
     for ids in (prompt, [*prompt, *first.token_ids, 7, 8, 9], [*prompt[:100], 5, 6, 7], [*prompt[:3], 9]):
         again = run(cached, ids)
-        fresh = run(Engine(tiny.target(), None, Speculation(drafter(24), parse_tree(TREE)), prefill_chunk=16), ids)
+        fresh = run(
+            Engine(tiny.quick_target(), None, Speculation(drafter(24), parse_tree(TREE)), prefill_chunk=16), ids
+        )
         assert again.token_ids == fresh.token_ids
         assert again.stats.accepted_histogram == fresh.stats.accepted_histogram
         # at most a block is read anew, and what hasn't been there before
@@ -106,13 +108,13 @@ def test_a_hole_is_read_anew() -> None:
     """A chat that leaves an answer in its middle, where nobody has saved what the drafter had read."""
     (prompt,) = tiny.prompts(40)
     params = SamplingParams(max_tokens=120)
-    engine = Engine(tiny.target(), None, Speculation(drafter(48), parse_tree(TREE)), prefill_chunk=8)
+    engine = Engine(tiny.quick_target(), None, Speculation(drafter(48), parse_tree(TREE)), prefill_chunk=8)
     engine.cache_prefixes(4000)
     answer = engine.generate([Request(tuple(prompt), params)])[0].token_ids
     ids = (*prompt, *answer[:50], 5)
     again = engine.generate([Request(ids, SamplingParams(max_tokens=20))])[0]
     assert again.stats.reused_tokens == 31  # the whole blocks of the first prompt
-    fresh = Engine(tiny.target(), None, Speculation(drafter(48), parse_tree(TREE)), prefill_chunk=8)
+    fresh = Engine(tiny.quick_target(), None, Speculation(drafter(48), parse_tree(TREE)), prefill_chunk=8)
     expected = fresh.generate([Request(ids, SamplingParams(max_tokens=20))])[0]
     assert again.token_ids == expected.token_ids
     assert again.stats.accepted_histogram == expected.stats.accepted_histogram

@@ -16,16 +16,20 @@ from eyas.options import EngineOptions
 
 from .conftest import World
 
+ROWS = 18
+CONFIG = GateConfig(min_rows=16)
+"""Half as many rows as by default: every row is replayed alone."""
+
 
 @pytest.fixture(scope="module")
 def recent(world: World, tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
-    return world.store(tmp_path_factory.mktemp("recent") / "store", {"held": world.rows(7, 34)})
+    return world.store(tmp_path_factory.mktemp("recent") / "store", {"held": world.rows(7, ROWS)})
 
 
 @pytest.fixture(scope="module")
 def gate(world: World, recent: FeatureStore) -> Gate:
     """Compares with the drafter, which is replayed once for all tests."""
-    return Gate(world.drafter, world.session.target, recent, "held", None, GateConfig())
+    return Gate(world.drafter, world.session.target, recent, "held", None, CONFIG)
 
 
 def changed(world: World, path: Path, how: str, seed: int) -> Path:
@@ -69,18 +73,21 @@ def test_an_equal_one_is_not_promoted(world: World, gate: Gate) -> None:
 def test_a_better_one_is_promoted(world: World, recent: FeatureStore, tmp_path: Path) -> None:
     worse = changed(world, tmp_path / "worse", "noise", 0)
     target = world.session.target
-    found = Gate(worse, target, recent, "held", recent, GateConfig()).judge(world.drafter)
+    found = Gate(worse, target, recent, "held", recent, CONFIG).judge(world.drafter)
     assert found.promoted, found.reason
     assert found.figures["recent_candidate"] > found.figures["recent_incumbent"]
-    assert "too few" in Gate(worse, target, recent, "held", None, GateConfig(min_rows=35)).judge(world.drafter).reason
+    assert (
+        "too few"
+        in Gate(worse, target, recent, "held", None, GateConfig(min_rows=ROWS + 1)).judge(world.drafter).reason
+    )
 
 
 def test_one_that_forgets_is_not_promoted(world: World, tmp_path: Path) -> None:
     """Of two drafters each knows the tokens of one domain only; traffic has moved to that of the second."""
     knows = [_without_tokens(world, tmp_path / str(domain), domain) for domain in (1, 0)]
-    recent = world.store(tmp_path / "recent", {"held": world.rows(8, 34, domain=1)})
-    reference = world.store(tmp_path / "reference", {"reference": world.rows(9, 34, domain=0)})
-    found = Gate(knows[0], world.session.target, recent, "held", reference, GateConfig()).judge(knows[1])
+    recent = world.store(tmp_path / "recent", {"held": world.rows(8, ROWS, domain=1)})
+    reference = world.store(tmp_path / "reference", {"reference": world.rows(9, ROWS, domain=0)})
+    found = Gate(knows[0], world.session.target, recent, "held", reference, CONFIG).judge(knows[1])
     assert not found.promoted
     assert found.figures["recent_lower"] > 1.0
     assert found.forgets
