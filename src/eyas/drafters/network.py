@@ -232,16 +232,21 @@ def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
     return [part for part in network.modules() if isinstance(part, DecoderBlock)]
 
 
+def grouped_heads(config: GroupedConfig) -> Heads:
+    """The heads of grouped-query attention."""
+    return Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
+
+
 def described(
-    network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, form: DecoderForm = _PLAIN
+    network: DraftNetwork, heads: Heads, norm: nn.Module | None, rotary: Any, form: DecoderForm = _PLAIN
 ) -> DecoderDescription:
-    """The description of layers with grouped-query attention, followed by the network's head."""
+    """The description of a network's layers, followed by its head."""
+    config = network.config
     layers = [block.parts() for block in decoder_blocks(network)]
     for index, window in enumerate(network.layer_windows):
         if window is not None:
             size, anchored, whole_draft = window
             layers[index] = replace(layers[index], window=size, anchored=anchored, whole_draft=whole_draft)
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
     shared = None if config.embedding == config.head == "own" else network.shared_parts()
     embedding = (
         network.embed_tokens.weight.detach() if config.embedding == "own" or shared is None else shared.embedding
@@ -263,7 +268,7 @@ def native_decoder(network: DraftNetwork) -> NativeDecoder | None:
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)
         return None
-    if description is None or description.form.mix_norms:
+    if description is None or description.form.mix_norms or description.heads.latent.rank:
         return None
     form, head = description.form, description.head
     fuse = form.fuse

@@ -35,6 +35,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "eagle3 in a window": ("eagle3", WINDOW),
     "eagle3 in an anchored window": ("eagle3", {**WINDOW, "sliding_anchored": True}),
+    "mla": ("mla", {}),
+    "mla without a query's latent": ("mla", {"q_lora_rank": None, "rope_interleave": False}),
     "mtp": ("mtp", {}),
     "peagle": ("peagle", {"num_hidden_layers": 1}),
     "dflash": ("dflash", {"num_hidden_layers": 2}),
@@ -48,7 +50,7 @@ ROWS = 3
 def _drafter(name: str, dtype: torch.dtype = torch.float32, by_kernels: bool = True) -> NetworkDrafter:
     """A drafter of one of the networks, without a trial, whose weights are float16 numbers."""
     kind, settings = NETWORKS[name]
-    network = tiny.network(kind, **SMALL, **settings).half().to(dtype)
+    network = tiny.network(kind, **{**SMALL, **settings}).half().to(dtype)
     if "shared" in (network.config.embedding, network.config.head):
         network.borrow(tiny.target())
     made = drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
@@ -104,7 +106,7 @@ def test_drafts_of_a_row_have_the_same_bits_in_any_batch(name: str, tree: str) -
             assert getattr(alone, part)[0].equal(getattr(together, part)[row]), part
 
 
-@pytest.mark.parametrize("name", ["mtp", "peagle", "dflash"])
+@pytest.mark.parametrize("name", ["mla", "mtp", "peagle", "dflash"])
 def test_states_of_a_row_have_the_same_bits_in_any_batch(name: str) -> None:
     drafter, lengths = _drafter(name), [7, 3, 5]
     together = _drafts(drafter, [2, 0, 1], "chain:3", lengths)
@@ -183,6 +185,7 @@ def test_other_networks_run_their_modules(kind: str) -> None:
         pytest.param("eagle1", "chain:3", 0.8, marks=pytest.mark.slow),
         pytest.param("eagle3", "dynamic:3,2,5", 0.8, marks=pytest.mark.slow),
         pytest.param("mtp", "chain:3", 0.0, marks=pytest.mark.slow),
+        pytest.param("mla", "dynamic:3,2,5", 0.8, marks=pytest.mark.slow),
         pytest.param("peagle", "dynamic:3,2,5", 0.8, marks=pytest.mark.slow),
         pytest.param("dflash", "dynamic:3,2,5", 0.0, marks=pytest.mark.slow),
     ],

@@ -32,6 +32,7 @@ from eyas.drafters.network import (
     RMSNorm,
     Rotary,
     described,
+    grouped_heads,
     rotate,
 )
 from eyas.drafters.window.layers import SLIDING_LAYER, SlidingWindow
@@ -167,7 +168,11 @@ class BlockNetwork(DraftNetwork):
         if any(type(layer) is not DecoderLayer for layer in self.layers):
             return None
         made = described(
-            self, self.config, self.norm, self.rotary, DecoderForm(fuse=Fusion(self.fc, norm_after=self.hidden_norm))
+            self,
+            grouped_heads(self.config),
+            self.norm,
+            self.rotary,
+            DecoderForm(fuse=Fusion(self.fc, norm_after=self.hidden_norm)),
         )
         views = zip(made.layers, self.config.views, strict=True)
         return made._replace(layers=[replace(layer, causal=view.causal) for layer, view in views])

@@ -18,7 +18,7 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE, Kind
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, described
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, described, grouped_heads
 from eyas.errors import ConfigError
 from eyas.targets.native.decoder import DecoderDescription, DecoderForm
 
@@ -79,7 +79,7 @@ class Eagle1Network(DraftNetwork):
         return hidden, hidden
 
     def description(self) -> DecoderDescription:
-        return described(self, self.config, None, self.rotary, DecoderForm(mix=self.fc))
+        return described(self, grouped_heads(self.config), None, self.rotary, DecoderForm(mix=self.fc))
 
 
 KIND = Kind(

@@ -29,6 +29,7 @@ from eyas.drafters.network import (
     Rope,
     Rotary,
     described,
+    grouped_heads,
 )
 from eyas.drafters.window.layers import SlidingWindow
 from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Fusion, LayerParts
@@ -170,7 +171,7 @@ class Eagle3Network(FusedTapsNetwork):
 
     def description(self) -> DecoderDescription:
         form = DecoderForm(returns_normed=self.config.norm_output, fuse=self.fusion)
-        return described(self, self.config, self.norm, self.rotary, form)
+        return described(self, grouped_heads(self.config), self.norm, self.rotary, form)
 
 
 PAIRED_INPUTS = tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj"))

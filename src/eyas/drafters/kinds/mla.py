@@ -23,7 +23,9 @@ from eyas.drafters.formats.decoder import decoder_dict, read_fused_taps, taps_di
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import EAGLE3_MLA, Kind
 from eyas.drafters.kinds.eagle3 import FusedTapsNetwork
-from eyas.drafters.network import Attend, RMSNorm, Rope, rotate
+from eyas.drafters.network import Attend, RMSNorm, Rope, described, rotate
+from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Heads
+from eyas.targets.native.latent import LatentHeads
 from eyas.targets.slots import KVShape
 
 _MOE_AND_DERIVED = frozenset(
@@ -136,6 +138,21 @@ class MlaNetwork(FusedTapsNetwork):
 
     def attention(self, width: int) -> nn.Module:
         return LatentAttention(self.config, width)
+
+    def description(self) -> DecoderDescription:
+        config = self.config
+        size = config.kv_lora_rank + config.qk_rope_head_dim
+        latent = LatentHeads(
+            config.kv_lora_rank,
+            config.q_lora_rank or 0,
+            config.v_head_dim,
+            config.rope_interleave,
+            rotated=config.qk_rope_head_dim,
+        )
+        attention: Any = self.layers[0].self_attn
+        heads = Heads(config.num_attention_heads, 1, size, attention.scale * size**-0.5, latent=latent)
+        form = DecoderForm(returns_normed=config.norm_output, fuse=self.fusion)
+        return described(self, heads, self.norm, self.rotary, form)
 
 
 def yarn_mscale(rope: dict[str, object]) -> float:

@@ -23,7 +23,16 @@ from eyas.drafters.config import FeatureConfig, GroupedConfig
 from eyas.drafters.formats.decoder import read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
-from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, described
+from eyas.drafters.network import (
+    Attend,
+    Attention,
+    DecoderLayer,
+    DraftNetwork,
+    RMSNorm,
+    Rotary,
+    described,
+    grouped_heads,
+)
 from eyas.targets.native.decoder import DecoderDescription, DecoderForm
 
 _MODEL_TYPE, _ARCHITECTURE = "eyas_mtp", "EyasMtpDrafter"
@@ -104,7 +113,7 @@ class MtpNetwork(MtpModule):
         if self.config.zero_first:
             return None
         form = DecoderForm(mix=self.eh_proj, mix_norms=(self.enorm, self.hnorm), returns_normed=True)
-        return described(self, self.config, self.norm, self.rotary, form)
+        return described(self, grouped_heads(self.config), self.norm, self.rotary, form)
 
 
 KIND = Kind(

@@ -8,7 +8,7 @@ path is committed, and don't depend on other rows, on how many tokens a pass has
 A program computes 16 queries: of all heads that share a key, and of several tokens where the split's columns are the
 same for all of them. Where columns are on a tree's branches, each token has a program of its own.
 
-Shapes: T tokens, R rows, Q columns of a pass, C columns of the cache, D head size, S splits.
+Shapes: T tokens, R rows, Q columns of a pass, C columns of the cache, D / Dv head size of keys / values, S splits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from eyas.targets.triton.linear import SAME, Norm, given
 
 SPLIT, _BLOCK = 256, 64
 """Positions of a split, and those whose keys are in one tile."""
+_WIDE, _NARROW_BLOCK = 256, 16
+"""Features of a head from which on a tile has fewer positions, so that it fits the shared memory."""
 _QUERIES = 16
 """Queries of a tile: as few as the hardware multiplies at once."""
 
@@ -174,7 +176,8 @@ def _place(  # type: ignore[no-untyped-def]
 def _attend(  # type: ignore[no-untyped-def]
     q, keys, values, sums, marks, tokens, slots, lengths, latest_seen, oldest_seen, paths, scale, softcap, capacity,
     columns, depths, splits, queries: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, padded: tl.constexpr,
-    split: tl.constexpr, block: tl.constexpr, sequence: tl.constexpr, caps: tl.constexpr, windows: tl.constexpr,
+    value_size: tl.constexpr, value_padded: tl.constexpr, split: tl.constexpr, block: tl.constexpr,
+    sequence: tl.constexpr, caps: tl.constexpr, windows: tl.constexpr,
 ):  # fmt: skip
     """Sum one split of positions for 16 queries of a row that share a key head."""
     groups: tl.constexpr = queries // kv_heads
@@ -211,10 +214,12 @@ def _attend(  # type: ignore[no-untyped-def]
     inside = feature < size
     query = (token.to(tl.int64) * queries + head) * size
     wanted = tl.load(q + query[:, None] + feature[None, :], there[:, None] & inside[None, :], 0.0)
-    base = (tl.load(slots + row).to(tl.int64) * kv_heads + kv_head) * capacity * size
+    base = (tl.load(slots + row).to(tl.int64) * kv_heads + kv_head) * capacity
+    part = tl.arange(0, value_padded)
+    has_part = part < value_size
     most = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
-    summed = tl.zeros([16, padded], tl.float32)
+    summed = tl.zeros([16, value_padded], tl.float32)
     own = row * columns + tl.minimum(tile // tiles, columns - 1)  # the cell whose path is read, if each has its own
     for begin in range(0, tl.minimum(split, latest - first + 1), block):  # what nobody sees would change no sum
         at = first + begin + tl.arange(0, block)
@@ -228,8 +233,8 @@ def _attend(  # type: ignore[no-untyped-def]
             where = tl.where(depth < 0, at, length + on_path)
             exists = depth < depths
         seen = (at[None, :] <= position[:, None]) & (at[None, :] >= oldest[:, None]) & exists[None, :]
-        place = base + where.to(tl.int64) * size
-        key = tl.load(keys + place[None, :] + feature[:, None], exists[None, :] & inside[:, None], 0.0)
+        place = base + where.to(tl.int64)
+        key = tl.load(keys + place[None, :] * size + feature[:, None], exists[None, :] & inside[:, None], 0.0)
         scores = tl.dot(wanted, key, input_precision="ieee") * scale
         if caps:
             scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)
@@ -238,14 +243,14 @@ def _attend(  # type: ignore[no-untyped-def]
         level = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - level[:, None])
         kept = tl.exp(most - level)
-        value = tl.load(values + place[:, None] + feature[None, :], exists[:, None] & inside[None, :], 0.0)
+        value = tl.load(values + place[:, None] * value_size + part[None, :], exists[:, None] & has_part[None, :], 0.0)
         total = total * kept + tl.sum(weights, axis=1)
         summed = tl.dot(weights.to(value.dtype), value, summed * kept[:, None], input_precision="ieee")
         most = higher
     made = (token.to(tl.int64) * queries + head) * splits + number
     tl.store(marks + made * 2, most, there)
     tl.store(marks + made * 2 + 1, total, there)
-    tl.store(sums + made[:, None] * padded + feature[None, :], summed, there[:, None])
+    tl.store(sums + made[:, None] * value_padded + part[None, :], summed, there[:, None])
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -326,24 +331,36 @@ def attend(
     Their keys and values are written to `keys` and `values` [slots, kv_heads, C, D] first. `rope` has cosines and sines
     [positions, rotated]; `sinks` [heads] float32 are scores of keys without a value.
     """
-    count = len(qkv)
-    size = heads.size
-    padded = max(16, triton.next_power_of_2(size))
     q = place(qkv, heads, keys, values, at, rope, q_norm, k_norm)
+    return attend_placed(q, heads, keys, values, at, sight, sinks, split)
+
+
+def attend_placed(
+    q: Tensor, heads: Heads, keys: Tensor, values: Tensor, at: Tokens, sight: Sight, sinks: Tensor | None = None,
+    split: int = SPLIT,
+) -> Tensor:  # fmt: skip
+    """Attention [T, heads * Dv] of queries [T, heads, D] whose own keys and values are in the cache.
+
+    Values [slots, kv_heads, C, Dv] may have another size than keys.
+    """
+    count = len(q)
+    size, value_size = keys.shape[3], values.shape[3]
+    padded, value_padded = (max(16, triton.next_power_of_2(each)) for each in (size, value_size))
     splits = triton.cdiv(at.end, split)
-    sums = torch.empty(count, heads.queries, splits, padded, dtype=torch.float32, device=qkv.device)
-    marks = torch.empty(count, heads.queries, splits, 2, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(count, heads.queries, splits, value_padded, dtype=torch.float32, device=q.device)
+    marks = torch.empty(count, heads.queries, splits, 2, dtype=torch.float32, device=q.device)
     tiles = triton.cdiv(heads.queries // heads.keys, _QUERIES)
     oldest = given(sight.oldest, sight.latest)
     windows = sight.oldest is not None
+    block = min(_BLOCK if padded <= _WIDE else _NARROW_BLOCK, split)
     _attend[(len(at.tokens) * at.columns * tiles, heads.keys, splits)](
         q, keys, values, sums, marks, at.tokens, at.slots, at.lengths, sight.latest, oldest, given(at.paths, at.tokens),
         heads.scale, heads.softcap, keys.shape[2], at.columns, at.depths, splits, heads.queries, heads.keys, size,
-        padded, split, min(_BLOCK, split), at.paths is None, heads.softcap > 0, windows, **SAME,
+        padded, value_size, value_padded, split, block, at.paths is None, heads.softcap > 0, windows, **SAME,
     )  # fmt: skip
-    made = torch.empty(count, heads.queries * size, dtype=qkv.dtype, device=qkv.device)
+    made = torch.empty(count, heads.queries * value_size, dtype=q.dtype, device=q.device)
     _merge[(count, heads.keys)](
-        sums, marks, at.cells, sight.latest, oldest, given(sinks, marks), made, splits, heads.queries, heads.keys, size,
-        padded, split, sinks is not None, windows, _lanes(heads), **SAME,
+        sums, marks, at.cells, sight.latest, oldest, given(sinks, marks), made, splits, heads.queries, heads.keys,
+        value_size, value_padded, split, sinks is not None, windows, _lanes(heads), **SAME,
     )  # fmt: skip
     return made

@@ -46,6 +46,8 @@ class TritonDecoder(TritonLayers):
         """Raises UnsupportedModelError for parts that the kernels don't compute; no weight has been moved then."""
         form, head = description.form, description.head
         of_drafters = [part for layer in description.layers for part in (layer.embedding_norm, layer.normed_residual)]
+        if description.heads.latent.rank:
+            raise UnsupportedModelError("its attention is latent")
         if head is None or any((form.mix, form.fuse, form.returns_normed, *of_drafters)):
             raise UnsupportedModelError("it has parts that only drafters have")
         self._head = Weight.of(head)

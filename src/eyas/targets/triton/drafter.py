@@ -127,6 +127,7 @@ class TritonDrafter(TritonLayers):
         with on_device_of(context):
             where = self._places(cache, at)
             for number, layer in enumerate(self._layers):
+                assert layer.qkv is not None
                 made = linear(x, layer.qkv.rows(first, heads.width))
                 rope = None if layer.rope is None else self._tables[layer.rope]
                 place(made, heads, *cache.of_layer(number), where, rope, k_norm=layer.k_norm)

@@ -3,40 +3,79 @@
 The kernels read the modules' weights. Queries, keys and values of a layer come from one product, so these weights are
 put side by side, and the modules keep them as parts of the whole.
 
-Shapes: R rows, Q columns of a pass, T tokens, H hidden size, W width of a drafter's first input.
+Shapes: R rows, Q columns of a pass, T tokens, H hidden size, W width of a drafter's first input; of latent attention L
+size of a latent, P features with RoPE, N other features of a query, V size of a value.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from triton.errors import TritonError
+from typing_extensions import Self
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.native.decoder import DecoderDescription, LayerParts
 from eyas.targets.native.forms import NormForm
+from eyas.targets.native.latent import LatentHeads
 from eyas.targets.native.layer_trials import shortened
 from eyas.targets.native.library import Activation
 from eyas.targets.slots import KVShape, SlotCache
-from eyas.targets.triton.attention import Heads, Sight, Tokens, attend
-from eyas.targets.triton.linear import Norm, Weight, linear, on_device_of
+from eyas.targets.triton.attention import Heads, Sight, Tokens, attend, attend_placed
+from eyas.targets.triton.linear import Norm, Weight, linear, linear_by_head, on_device_of
 from eyas.targets.triton.norm import normalize
 from eyas.targets.triton.packed_linears import TritonInt8Linear
 from eyas.tree.draft_tree import cells
+
+
+class LatentWeights(NamedTuple):
+    """The weights and sizes of latent attention, whose up-projections are absorbed; see `LatentHeads`."""
+
+    queries: Weight
+    query_norm: Norm | None
+    query_up: Weight | None
+    """The second product that makes queries; None = there is only one."""
+    down: Weight
+    """Makes the latent and the rotated part of the key."""
+    norm: Norm
+    absorb: Tensor  # [heads, L, N] of the plain part of a query, to the latent space
+    expand: Tensor  # [heads, V, L] of mixed latents, to values
+    pairs: bool
+
+    @classmethod
+    def of(cls, attention: Any, sizes: LatentHeads, heads: int, normed: Callable[[nn.Module], Norm | None]) -> Self:
+        """Of an attention module with DeepSeek's parameter names."""
+        norm = normed(attention.kv_a_layernorm)
+        assert norm is not None
+        up = attention.kv_b_proj.weight.detach().unflatten(0, (heads, -1))  # [heads, N + V, L]
+        plain, values = up.split([up.shape[1] - sizes.value_size, sizes.value_size], dim=1)
+        one = not sizes.query_rank
+        return cls(
+            Weight.of(attention.q_proj if one else attention.q_a_proj),
+            None if one else normed(attention.q_a_layernorm),
+            None if one else Weight.of(attention.q_b_proj),
+            Weight.of(attention.kv_a_proj_with_mqa),
+            norm,
+            plain.transpose(1, 2).contiguous(),
+            values.contiguous(),
+            sizes.pairs,
+        )
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
     """A layer's weights and norms."""
 
-    qkv: Weight
+    qkv: Weight | None
+    """None = attention is latent."""
+    latent: LatentWeights | None
     out: Weight
     gate: Weight | None
     up: Weight
@@ -73,12 +112,13 @@ class TritonLayers:
     def __init__(self, description: DecoderDescription) -> None:
         """Raises UnsupportedModelError for parts that the kernels don't compute; no weight has been moved then."""
         layers, norm, _, heads, self._rope_tables, embedding, self._dtype, form = description
-        if heads.latent.rank or heads.gated or form.activation == Activation.CLIPPED:
+        if heads.gated or form.activation == Activation.CLIPPED:
             raise UnsupportedModelError("it has parts that only passes on a CPU compute")
         if not isinstance(embedding, Tensor) or not embedding.is_contiguous():
             raise UnsupportedModelError("its embedding isn't row-major")
         for layer in layers:
             _check(layer)
+        self._latent = heads.latent
         self._heads = Heads(heads.queries, heads.keys, heads.size, heads.scale, heads.softcap, heads.interleaved)
         self._activation = form.activation
         self._in_parallel = form.parallel_residual
@@ -112,14 +152,18 @@ class TritonLayers:
             gate, up = (both.rows(first, both.outputs // 2) for first in (0, both.outputs // 2))
         else:
             gate, up = Weight.of(mlp.gate_proj) if hasattr(mlp, "gate_proj") else None, Weight.of(mlp.up_proj)
-        if hasattr(attention, "qkv_proj"):
+        qkv: Weight | None = None
+        latent: LatentWeights | None = None
+        if self._latent.rank:
+            latent = LatentWeights.of(attention, self._latent, self._heads.queries, self._normed)
+        elif hasattr(attention, "qkv_proj"):
             qkv = Weight.of(attention.qkv_proj)
         else:
             qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        if qkv.outputs != self._heads.width:
+        if qkv is not None and qkv.outputs != self._heads.width:
             raise UnsupportedModelError(f"{qkv.outputs} queries, keys and values for heads of {self._heads.size}")
         return DecoderLayer(
-            qkv, Weight.of(attention.o_proj), gate, up, Weight.of(mlp.down_proj), input_norm, mlp_norm,
+            qkv, latent, Weight.of(attention.o_proj), gate, up, Weight.of(mlp.down_proj), input_norm, mlp_norm,
             embedding_norm, q_norm, k_norm, attention_out_norm, mlp_out_norm,
             None if layer.sinks is None else layer.sinks.detach().float().contiguous(), layer.rope, layer.window or 0,
             layer.factors.attention, layer.factors.mlp,
@@ -155,17 +199,12 @@ class TritonLayers:
         wide: Tensor | None = None,
     ) -> Tensor:
         """The states [T, H] that leave a layer, of those x that enter it; attention reads `wide` [T, W] if given."""
-        qkv = linear(x, layer.qkv, layer.input_norm) if wide is None else linear(wide, layer.qkv)
-        q_norm = layer.q_norm
-        k_norm = layer.k_norm
-        if q_norm is not None and k_norm is not None and q_norm.width != self._heads.size:  # over all heads together
-            first = self._heads.queries * self._heads.size
-            second = first + self._heads.keys * self._heads.size
-            normalize(qkv[:, :first], q_norm, made=qkv[:, :first])
-            normalize(qkv[:, first:second], k_norm, made=qkv[:, first:second])
-            q_norm = k_norm = None
         rope = None if layer.rope is None else tables[layer.rope]
-        mixed = attend(qkv, self._heads, keys, values, at, sight, rope, q_norm, k_norm, layer.sinks)
+        given = (x, layer.input_norm) if wide is None else (wide, None)
+        if layer.latent is None:
+            mixed = self._attend(layer, *given, at, sight, keys, values, rope)
+        else:
+            mixed = self._attend_latent(layer.latent, *given, at, sight, keys, values, rope)
         if self._in_parallel:
             beside = linear(mixed, layer.out, factor=layer.attention_factor)
             return self._run_mlp(layer, x, x, beside)
@@ -174,6 +213,66 @@ class TritonLayers:
         else:
             x = normalize(linear(mixed, layer.out), layer.attention_out_norm, x, layer.attention_factor)
         return self._run_mlp(layer, x, x, None)
+
+    def _attend(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        norm: Norm | None,
+        at: Tokens,
+        sight: Sight,
+        keys: Tensor,
+        values: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Attention [T, heads * D] over a layer's input x [T, W] after its norm."""
+        assert layer.qkv is not None
+        qkv = linear(x, layer.qkv, norm)
+        q_norm = layer.q_norm
+        k_norm = layer.k_norm
+        if q_norm is not None and k_norm is not None and q_norm.width != self._heads.size:  # over all heads together
+            first = self._heads.queries * self._heads.size
+            second = first + self._heads.keys * self._heads.size
+            normalize(qkv[:, :first], q_norm, made=qkv[:, :first])
+            normalize(qkv[:, first:second], k_norm, made=qkv[:, first:second])
+            q_norm = k_norm = None
+        return attend(qkv, self._heads, keys, values, at, sight, rope, q_norm, k_norm, layer.sinks)
+
+    def _attend_latent(
+        self,
+        weights: LatentWeights,
+        x: Tensor,
+        norm: Norm | None,
+        at: Tokens,
+        sight: Sight,
+        keys: Tensor,
+        values: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """`_attend`, [T, heads * V], where all heads share one latent; what isn't a sum is PyTorch's."""
+        assert rope is not None
+        rank = self._latent.rank
+        q = linear(x, weights.queries, norm)
+        q = q if weights.query_up is None else linear(q, weights.query_up, weights.query_norm)
+        q_plain, q_turned = torch.unflatten(q, 1, (self._heads.queries, -1)).tensor_split(
+            (-self._latent.rotated,), dim=2
+        )
+        down = linear(x, weights.down, norm)
+        latent = normalize(down[:, :rank], weights.norm)
+        cell = at.cells.long()
+        turns = at.rotations.flatten()[cell]
+        cosine, sine = (table[turns].to(x.dtype).unsqueeze(1) for table in rope)  # [T, 1, P]
+        q_turned, k_turned = (
+            _turned(part, cosine, sine, weights.pairs) for part in (q_turned, down[:, rank:].unsqueeze(1))
+        )
+        row = cell // at.columns
+        column = at.lengths[row].long() + at.before + cell % at.columns
+        slot = at.slots[row].long()
+        keys[slot, 0, column] = torch.cat((latent, k_turned[:, 0]), dim=1)
+        values[slot, 0, column] = latent
+        wanted = torch.cat((linear_by_head(q_plain.contiguous(), weights.absorb), q_turned), dim=2)
+        mixed = attend_placed(wanted, self._heads, keys, values, at, sight)
+        return linear_by_head(mixed.view(len(x), -1, rank), weights.expand).flatten(1)
 
     def _run_mlp(self, layer: DecoderLayer, x: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
         if layer.gate is None:
@@ -233,7 +332,10 @@ def _check(layer: LayerParts) -> None:
 
 def _linears(layer: LayerParts) -> list[nn.Module]:
     """The linears of a layer."""
-    names = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+    names = (
+        "q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj",
+        "up_proj", "gate_up_proj", "down_proj",
+    )  # fmt: skip
     return [getattr(part, name) for part in (layer.attention, layer.mlp) for name in names if hasattr(part, name)]
 
 
@@ -249,3 +351,9 @@ def _joined(modules: Sequence[nn.Module]) -> Weight:
         elif isinstance(module, TritonInt8Linear):
             module.hold(replace(part, bias=module.bias))
     return whole
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor, pairs: bool) -> Tensor:
+    """Apply RoPE to x [T, heads, P], whose rotated features are side by side if in `pairs`."""
+    left, right = (x[..., ::2], x[..., 1::2]) if pairs else x.chunk(2, dim=-1)
+    return torch.cat((left, right), dim=-1) * cosine + torch.cat((-right, left), dim=-1) * sine

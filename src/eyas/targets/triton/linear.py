@@ -191,6 +191,27 @@ def _linear(  # type: ignore[no-untyped-def]
     tl.store(made + place, value.to(dtype), both)
 
 
+@triton.jit(do_not_specialize=["tokens"])
+def _by_head(  # type: ignore[no-untyped-def]
+    x, weight, made, tokens, heads: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr,
+    width: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(1) * 64 + tl.arange(0, 64)
+    out = tl.program_id(0) * width + tl.arange(0, width)
+    head = tl.program_id(2)
+    present = token < tokens
+    inside = out < outputs
+    x += head * inputs
+    weight += head * outputs * inputs
+    row = token.to(tl.int64) * heads
+    sums, _ = product(
+        x, row * inputs, present, weight, x, x, weight, x, x, out, inside, x, 0.0, inputs, block, width, False, False,
+        False, False, 0, 1,
+    )  # fmt: skip
+    place = (row * outputs)[:, None] + head * outputs + out[None, :]
+    tl.store(made + place, sums.to(made.dtype.element_ty), present[:, None] & inside[None, :])
+
+
 class Norm(NamedTuple):
     """A norm as the kernels take it."""
 
@@ -334,6 +355,17 @@ def linear(
         -1 if activation is None else int(activation), beside is not None, residual is not None, factor != 1.0,
         weight.bits, weight.group, num_stages=4 if second is None else 3, **SAME,
     )  # fmt: skip
+    return made
+
+
+def linear_by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply each head's x [T, heads, K], contiguous, by its own weight [heads, N, K] -> [T, heads, N]."""
+    tokens, heads, inputs = x.shape
+    outputs = weight.shape[1]
+    made = torch.empty(tokens, heads, outputs, dtype=x.dtype, device=x.device)
+    block, width = Weight(weight, outputs, inputs).tile(x.dtype)
+    grid = (triton.cdiv(outputs, width), triton.cdiv(tokens, ROWS), heads)
+    _by_head[grid](x, weight, made, tokens, heads, inputs, outputs, block, width, **SAME)
     return made
 
 
