@@ -391,13 +391,13 @@ def requests_at(temperature: float) -> list[Request]:
 
 @cache
 def plain_at(temperature: float) -> list[list[int]]:
-    return [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(requests_at(temperature))]
+    return [done.token_ids for done in Engine(tiny.quick_target(), batch_size=4).generate(requests_at(temperature))]
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
-    target = tiny.target()
+    target = tiny.quick_target()
     requests = requests_at(temperature)
     plain = plain_at(temperature)
     speculation = Speculation(drafter_of(build(name), TAPS), parse_tree(tree))

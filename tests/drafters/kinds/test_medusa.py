@@ -207,7 +207,7 @@ TREES = ["chain:5", "static:mc_sim_7b_63", "dynamic:4,4,12", "dynamic:4,3,8,0.1"
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
-    target = tiny.target()
+    target = tiny.quick_target()
     requests = [
         Request(prompt, SamplingParams(max_tokens=16, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(tiny.prompts(1, 4, 15, 7, 6))

@@ -166,7 +166,7 @@ def test_a_draft_is_as_deep_as_it_has_slots() -> None:
     ],
 )  # fmt: skip
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
-    target = tiny.target()
+    target = tiny.quick_target()
     requests = [
         Request(prompt, SamplingParams(max_tokens=14, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(tiny.prompts(1, 5, 40, 6))

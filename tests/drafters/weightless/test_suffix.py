@@ -180,7 +180,7 @@ TREES = ["chain:5", "dynamic:8,4,8", "shared:4,2,9"]
 
 @pytest.mark.parametrize(("temperature", "tree", "batch"), tiny.sample([0.0, 0.7, 1.0], TREES, [1, 4]))
 def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: int) -> None:
-    target = tiny.target()
+    target = tiny.quick_target()
     requests = [
         Request(prompt * 3, SamplingParams(max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(tiny.prompts(1, 4, 5, 7, 6))
