@@ -18,6 +18,7 @@ from ...pairs import Pair, write_rows
 from ...runs import save_run
 
 Run = Callable[..., Result]
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from eyas.bench.offline import candidates
 from ...pairs import Pair, write_rows
 
 Run = Callable[..., Result]
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 @pytest.fixture

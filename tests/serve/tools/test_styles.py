@@ -138,8 +138,8 @@ def test_every_split_is_read_alike(name: str) -> None:
     assert read(style, list(text)) == whole
     for at in range(len(text)):
         assert read(style, [text[:at], text[at:]]) == whole
-        cut = read(style, [text[:at]])
-        assert read(style, list(text[:at])) == cut  # an answer that its length ends
+    for at in range(0, len(text), 3):  # an answer that its length ends
+        assert read(style, list(text[:at])) == read(style, [text[:at]])
 
 
 @cache

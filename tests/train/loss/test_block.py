@@ -348,6 +348,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_kind_learns(name: str) -> None:
     """A target that counts upwards from a state that says where it is: blocks learn to go on counting."""
