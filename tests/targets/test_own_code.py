@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from eyas.cli.app import app
 from eyas.errors import ModelError
+from eyas.hub import find_target
 from eyas.targets.loading import load_embedding_and_head, load_target, read_config
 from eyas.targets.tokenizers import load_tokenizer
 
@@ -76,7 +77,12 @@ def test_every_loader_refuses_without_asking(checkpoint: Path, planted: Path, mo
     with pytest.raises(ModelError, match="eyas runs no code of a checkpoint"):
         load_tokenizer(checkpoint)
     of_its_own(checkpoint, "AutoConfig")
-    for load in (read_config, load_target, lambda name: load_embedding_and_head(name, dtype="float32")):
+    loaders = (
+        lambda name: read_config(find_target(name)),
+        load_target,
+        lambda name: load_embedding_and_head(name, dtype="float32"),
+    )
+    for load in loaders:
         with pytest.raises(ModelError, match="eyas runs no code of a checkpoint"):
             load(str(checkpoint))
     assert not planted.exists()

@@ -12,7 +12,6 @@ from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.shard import read_rows
 from eyas.errors import ConfigError, StoreError
 from eyas.targets import load_target, load_tokenizer
-from eyas.train.drafter import train
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
@@ -154,9 +153,9 @@ def test_a_store_needs_no_more_than_the_ends_of_its_target(
     for name in ("ends", "whole"):
         with monkeypatch.context() as patch:
             if name == "ends":
-                patch.setattr(train, "load_target", None)
+                patch.setattr("eyas.train.drafter.target.load_target", None)
             else:
-                patch.setattr(train, "load_embedding_and_head", load_target)
+                patch.setattr("eyas.train.drafter.target.load_embedding_and_head", load_target)
             drafter = train_drafter(recipe(sure_target, tmp_path / name, source="offline", store=store))
             weights.append((drafter / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]

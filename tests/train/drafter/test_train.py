@@ -19,6 +19,7 @@ from eyas.train.drafter import train as run
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.drafter.validation import choose_prompts
+from eyas.train.recipe import Recipe, run_recipe
 from eyas.types import Request, SamplingParams, Stats
 
 
@@ -180,7 +181,7 @@ def test_a_full_disk_is_explained_and_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(run, "save_network", full)
         with pytest.raises(CheckpointError, match=r"disk that holds .* is full"):
-            train_drafter(stopped)
+            run_recipe(Recipe(drafter=stopped))
     assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-000002"]
     assert json.loads((tmp_path / "stopped" / "state" / "state.json").read_text())["step"] == 2
     files = [train_drafter(config) / "model.safetensors" for config in (stopped, whole)]
