@@ -7,7 +7,7 @@ from eyas.errors import UsageError
 from eyas.tree import TreeSpec, is_auto, parse_tree
 
 DEFAULT_TREE = "dynamic:5,6,24"
-"""For drafters without a tree of their own: deep rather than wide, and small enough to be nearly free to verify."""
+"""For drafters without their own tree: deep rather than wide, and small enough to be nearly free to verify."""
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:

@@ -1,12 +1,13 @@
-"""The engine: requests in, tokens out, offline and serving alike.
+"""The engine: requests in, tokens out, for offline generation and serving alike.
 
-`step` is the engine: the scheduler decides which sequences run, the runner reads prompts a chunk further or advances
-all decoding sequences by a round, and the results are handed out as chunks. `generate` and the streams are loops over
-steps. Not thread-safe: one thread owns an engine.
+In each `step` the scheduler decides which sequences run, the runner prefills a chunk of the prompts or advances all
+decoding sequences by a round, and the results are handed out as chunks. `generate` and the streams are loops over
+steps. An engine isn't thread-safe: one thread owns it.
 
-Failures: a sequence that can't be started ends with `error`; when a pass fails, all sequences in slots do. When memory
-runs out, they are read again, fewer at a time and in smaller passes; a sequence that can't run even alone ends with
-`error`. A step that is interrupted (Ctrl-C) loses the slots' contents: the next step reads the sequences again.
+Failures: a sequence that can't be started ends with `error`. If a pass fails, all sequences in slots end with `error`.
+If memory runs out, they are preempted and read again, fewer at a time and in smaller passes; a sequence that can't run
+even alone ends with `error`. A step that is interrupted (Ctrl-C) loses the slots' contents, and the next step reads the
+sequences again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from eyas.verify import SeededWalk, WalkRule
 
 
 class Engine:
-    """A target, optionally a drafter, and the slots that sequences run in, which are this engine's alone."""
+    """A target, optionally a drafter, and slots to run sequences in, which no other engine uses."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Engine:
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if controller is not None and speculation is None:
             raise UsageError("a controller plans drafts: it needs a drafter")
-        if speculation is not None:  # the weights may serve other engines, the slots are this one's
+        if speculation is not None:  # engines may share weights, but not slots
             speculation = replace(speculation, drafter=speculation.drafter.fresh())
         self.target = target
         self.tokenizer = tokenizer
@@ -87,7 +88,7 @@ class Engine:
             self.cache_prefixes(self.limits.prefix_tokens)
 
     def cache_prefixes(self, tokens: int) -> None:
-        """Enable prefix caching: keep the caches of up to `tokens` tokens for requests that begin alike."""
+        """Enable prefix caching for requests with common prefixes: keep the caches of up to `tokens` tokens."""
         self._core.cache_prefixes(tokens)
 
     def check(self, request: Request) -> None:
@@ -116,7 +117,7 @@ class Engine:
         return sequence.index
 
     def cancel(self, index: int) -> None:
-        """End a request now; its last chunk comes with the next step. Nothing happens if it has ended already."""
+        """End a request now; its last chunk comes with the next step. Does nothing if it has ended already."""
         if index in self._outputs.unfinished:
             self._core.end([self._outputs.unfinished[index]], "cancelled")
 
@@ -159,7 +160,7 @@ class Engine:
         )
 
     def check_invariants(self) -> None:
-        """Raise InvariantError if requests, scheduler, slots and caches disagree. Cheap; call it between steps only."""
+        """Raise InvariantError if requests, scheduler, slots and caches disagree. Cheap; only valid between steps."""
         scheduler, in_slots = self._core.scheduler, self._core.scheduler.running.sequences
         everyone = [*in_slots, *scheduler.waiting]
         if set(everyone) != set(self._outputs.unfinished.values()) or len(everyone) != len(set(everyone)):
@@ -180,11 +181,11 @@ class Engine:
         yield from self.stream_from(lambda room: list(islice(waiting, room)), stop)
 
     def stream_from(self, take: Callable[[int], Sequence[Request]], stop: Callable[[], bool] = bool) -> Iterator[Chunk]:
-        """Run requests as they come, until none is running and none comes.
+        """Run requests as `take` returns them, until none is running and none is left.
 
         Before every round with free slots, `take(room)` returns at most `room` requests, so an answer can decide what
         is asked next. `Chunk.index` counts them. Raises RequestError for a request that can't run (`check` it first),
-        and the exception that ended a request with `error`. Streams may run side by side, and alongside `step`. Once
+        and the exception that ended a request with `error`. Several streams may run at once, also with `step`. Once
         `stop()` is true (`bool()`: never), running requests end as `cancelled`, and no more are taken.
         """
         inbox: deque[Chunk | Exception] = deque()
@@ -231,7 +232,7 @@ class EngineCore:
         """Counts since the start: rounds, prompt tokens, and prompt tokens reused from the prefix cache."""
 
     def cache_prefixes(self, tokens: int) -> None:
-        """Keep up to `tokens` tokens of prefixes; copies of recurrent states take room next to the slots' columns."""
+        """Keep up to `tokens` tokens of prefixes; copies of recurrent states take memory besides the slots' columns."""
         self.runner.slots.cache_prefixes(tokens)
         self.scheduler.room.state_columns = state_columns(self.runner.slots.cache)
 
@@ -241,7 +242,7 @@ class EngineCore:
         self._outputs.unfinished[sequence.index] = sequence
 
     def step(self) -> None:
-        """Admit, read a piece of the prompts, run one round. First tokens don't wait for a round: they end the step."""
+        """Admit sequences, prefill a chunk, run a round. First tokens end the step, so they wait for no round."""
         scheduler, runner = self.scheduler, self.runner
         slots = runner.slots
         now = time.monotonic()
@@ -276,7 +277,7 @@ class EngineCore:
             if not scheduler.reduce_load(error):
                 self.end(scheduler.running.sequences, "error", error)
             slots.free_memory()
-        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends its sequences, not the engine
+        except Exception as error:  # noqa: BLE001 - an error in a pass ends its sequences, not the engine
             slots.intact = False
             self.end(scheduler.running.sequences, "error", error)
         finally:
@@ -298,6 +299,7 @@ class EngineCore:
                 self._free_slots(crowded_out, scheduler.preempt)
                 continue
             try:
+                # in this order: the last slot that sequences move to may be new, and `start` fills the one they free
                 self._grow_caches(0)
                 slots.move((), moves)
                 expected = scheduler.running.expected(len(scheduler.waiting))
@@ -305,17 +307,17 @@ class EngineCore:
                 slots.start(sequence, self._inputs.end_ids(sequence.request))
             except CacheMemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone is at fault
+            except Exception as error:  # noqa: BLE001 - only this sequence is affected
                 self.end([sequence], "error", error)
                 continue
             scheduler.budget.copied += sequence.cached
-            if not sequence.tokens:  # else it ran before and was preempted
+            if not sequence.tokens:  # not counted again after a preemption
                 self.prompt_tokens += len(sequence.request.prompt)
                 self.prefix_hits += sequence.cached
                 sequence.admitted(now)
 
     def _prefill(self) -> bool:
-        """Read a piece of the prompts; returns whether that ends the step: first tokens came, or steps are short."""
+        """Prefill a chunk; returns whether that ends the step, because first tokens came or steps are short."""
         scheduler, runner = self.scheduler, self.runner
         self._grow_caches(0)
         started = time.perf_counter()
@@ -342,6 +344,7 @@ class EngineCore:
     def _decode(self) -> None:
         """Advance the decoding sequences by a round, except those that must make room or wait for others."""
         scheduler, runner = self.scheduler, self.runner
+        # first, because preemption changes the slots of those that decode
         if victims := scheduler.running.overflow():
             self._free_slots(victims, scheduler.preempt)
         decoding = scheduler.budget.turn(scheduler.running.decoding, runner.ready)
@@ -367,6 +370,7 @@ class EngineCore:
 
         `seconds` is what the round took; None if it came with prefill, whose time is counted already.
         """
+        # roots and logs come first: `take` adds the round's tokens to the sequences
         traced = [row for row, sequence in enumerate(sequences) if sequence.request.trace]
         roots = [sequence.root for sequence in sequences]
         drafts = draft_rounds(output.draft, roots, traced)
@@ -398,17 +402,18 @@ class EngineCore:
     ) -> None:
         """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps their contents."""
         if gone:
+            # before `drop`, which takes the sequences' slots and resets what they have cached
             slots = self.runner.slots
             slots.keep(gone)
             freed = [sequence.slot for sequence in gone if sequence.slot is not None]
             slots.move(freed, drop(gone))
 
     def _grow_ahead(self) -> None:
-        """Copy a piece of the caches to larger ones that will soon be needed: a whole copy takes seconds on a CPU."""
+        """Copy a part of the caches to larger ones needed soon, because copying all at once takes seconds on a CPU."""
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
             self.scheduler.plan_growth(staging_columns(self.runner.planner.tree))
-            if not self.scheduler.budget.alone:  # in a step for some clients alone, none of them waits for it
+            if not self.scheduler.budget.alone:  # otherwise the step is for clients that don't need it
                 room.ready = self.runner.slots.prepare(room.planned)
 
     def _grow_caches(self, staging: int) -> None:
@@ -425,7 +430,7 @@ class OutputProcessor:
         self.outbox: list[Chunk] = []
         """For the next `Engine.step`."""
         self.inboxes: dict[int, deque[Chunk | Exception]] = {}
-        """Where streams take their chunks, by request index."""
+        """The chunks that streams haven't taken yet, by request index."""
         self.generated = 0
         self.finished: Counter[str] = Counter()
         self._tokenizer = tokenizer
@@ -441,7 +446,7 @@ class OutputProcessor:
         """Deliver a chunk to its stream's inbox, or to the outbox of `step`."""
         self.generated += len(chunk.token_ids)
         inbox = self.inboxes.get(sequence.index)
-        if len(chunk.token_ids) == len(sequence.tokens):  # its first
+        if len(chunk.token_ids) == len(sequence.tokens):  # its first chunk
             chunk = replace(chunk, prompt_logprobs=sequence.known_prompt_logprobs)
         if sequence.finish_reason is not None:
             self.finished[sequence.finish_reason] += 1

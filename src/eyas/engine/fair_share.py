@@ -1,15 +1,14 @@
-"""Fair shares: a client has as much of what is scarce as any other, however much it asks for.
+"""Fair shares: every client gets an equal part of each scarce resource, however many requests it sends.
 
-A client is an API key, or an address; its users share what it gets. Shares are kept in three ways, one for each thing
-that is scarce: whose turn is next (`FairQueue`), how many slots a client holds (`Scheduler.crowding`), and how much
-time passes take for it (`FairTime`). The server lets clients take turns with their bodies by the first of them
-(`eyas.serve.fair_turns`).
+A client is an API key, or an address; its users share what it gets. There is one mechanism for each resource: turns in
+the queue (`FairQueue`), slots (`Scheduler.crowded_out`), and the time of passes (`FairTime`). The server also uses the
+first of them for the order in which it parses request bodies (`eyas.serve.fair_turns`).
 
 `FairQueue` is start-time fair queueing (Goyal, Vin, Cheng 1996) in two levels: clients share the turns, and the users
-of a client share what it gets. A key's start tag is the level's virtual time, or the moment its last request ends on
-that clock if that is later. The smallest tag goes first. A request lasts as long as it may cost, so keys that keep the
-queue filled get equal shares of cost, and a new key is served next, however many requests of another key wait. A client
-can invent users at no cost, so having many doesn't enlarge its share.
+of a client share what it gets. A key's start tag is the level's virtual time, or the virtual time at which its last
+request ends if that is later. The smallest tag goes first. A request's virtual duration is its maximum cost, so keys
+that keep the queue filled get equal shares of cost, and a new key is served next, however many requests of another key
+wait. Many users don't enlarge a client's share, because a client can invent them at no cost.
 
 Preempted sequences come before their user's other sequences, oldest first, and aren't charged again.
 """
@@ -33,17 +32,17 @@ class Queued(Protocol):
 
     @property
     def longest(self) -> int:
-        """What it may cost: tokens, or characters."""
+        """Its maximum cost, in tokens or characters."""
 
 
 _MANY = 4
-"""A client has many requests if it has this many times those of another that is there, or was a moment ago."""
+"""A client has many requests if it has this many times those of another active, or recently active, client."""
 _REMEMBERED = 5.0
-"""Seconds for which a client without requests is expected to come back."""
+"""Seconds for which a client without requests still counts as active."""
 _CREDIT = 1.0
-"""Seconds by which newcomers are behind, so that short answers don't wait for large rounds."""
+"""Seconds of used time by which newcomers are behind all others, so that short answers don't wait for large rounds."""
 _MIN_STEP_SECONDS = 0.05
-"""Seconds that a step may take in any case, even if others wait."""
+"""Seconds that a step may always take, even if other clients wait."""
 
 T = TypeVar("T", bound=Queued)
 
@@ -84,7 +83,7 @@ class FairQueue(Generic[T]):
         self._enter(one, paid=False)
 
     def push_front(self, one: T) -> None:
-        """Queue an item that had its turn and lost it, before its user's others."""
+        """Queue a preempted item again, before its user's others."""
         self._enter(one, paid=True)
 
     def peek(self, held: Mapping[str, int] | None = None, among: Collection[str] | None = None) -> T | None:
@@ -143,7 +142,7 @@ class WaitingQueue(FairQueue[T]):
         self._admitted_at: float | None = None
 
     def submit(self, one: T, free: int) -> None:
-        """Queue a new item; `free` of those waiting will find room now. Raises QueueFullError if too many wait."""
+        """Queue a new item; `free` of those waiting can be admitted now. Raises QueueFullError if too many wait."""
         most = self._most
         waiting = len(self)
         client = client_of(one.key)
@@ -204,7 +203,7 @@ class _Client(Generic[T]):
 
 
 class _Turns:
-    """The clock of one level, and when the last request of each key ends on it."""
+    """The virtual time of one level, and when the last request of each key ends in it."""
 
     def __init__(self) -> None:
         self._time = 0.0
@@ -216,7 +215,7 @@ class _Turns:
         return max(self._time, self._finishes.get(key, 0.0))
 
     def charge(self, key: str, cost: int) -> None:
-        """Charge a key for a request that has its turn."""
+        """Charge a key for a request whose turn it is."""
         self._time = max(self._time, self.start(key))
         self._finishes[key] = self.start(key) + cost
         if len(self._finishes) > self._most:  # ends in the past no longer matter
@@ -230,13 +229,13 @@ class StepPlan(NamedTuple):
     alone: frozenset[str] = frozenset()
     """The step is for these clients alone; empty = for all."""
     crowded: bool = False
-    """One client has so many requests that the others would feel it: its part of a step is bounded."""
+    """One client has so many more requests than others that its part of a step is bounded."""
     greedy: str = ""
     """That client."""
 
 
 class FairTime:
-    """How much time passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
+    """The time that passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
 
     Every row slows a round down, and a prompt takes seconds. So while one client has many requests and another few, or
     none at the moment, the many are processed in pieces: a step with them lasts about `_MIN_STEP_SECONDS`, or twice as
@@ -246,7 +245,7 @@ class FairTime:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._floor = 0.0  # where newcomers begin
+        self._floor = 0.0  # the used time that newcomers begin with
         self._seen: dict[str, float] = {}  # when a client last had anything to do
         self._round = 0.0  # what a round of the few alone takes
         self.rows = Fitting(1)
@@ -275,7 +274,7 @@ class FairTime:
             self._seconds[client] = self._seconds.get(client, self._floor) + seconds * part / whole
 
     def learn(self, step: StepPlan, rows: int, tokens: int, seconds: float) -> None:
-        """Learn from a pass over `tokens` tokens of prompts, or a round of `rows` rows, what a step may hold."""
+        """Update how much fits into a step, from a pass over `tokens` prompt tokens or a round of `rows` rows."""
         if step.alone and rows:
             self._round += 0.25 * (seconds - self._round) if self._round else seconds
         elif step.crowded and not step.alone:

@@ -1,15 +1,16 @@
-"""Prefix caching: requests that begin alike share what target and drafter have cached for their common tokens.
+"""Prefix caching: requests with a common prefix share what target and drafter have cached for it.
 
 `PrefixStore` is a radix tree of token blocks, each with a payload. A block is identified by its tokens and all tokens
 before it, so a path from the root is a prefix of some sequence. Blocks hold `BLOCK` tokens; only a sequence's last
 block may be shorter, and it has no children. A lookup may end inside a block and use the first part of its payload.
-When room runs out, blocks without children are evicted, least recently used first. Each salt (in the server, each API
-key) has a tree of its own: a client that could hit another's prefixes could tell from response times what others ask.
+When the store is full, blocks without children are evicted, least recently used first. Each salt (in the server, each
+API key) has a tree of its own, because cache hits on another client's prefixes would reveal, by response times, what it
+asked.
 
 `PrefixCache` makes the payloads: copies of a slot's columns in the target's cache and of the drafter's pairs. The pair
 at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b) and pairs [a - 1, b - 1). So a prefix
-of B tokens yields B - 1 of both, and the next pass reads one token again. At least one pair must be read again in any
-case, because the drafter keeps only the state of its last pair. Deferred pairs are stored unread, and replaced once
+of B tokens yields B - 1 of both, and the next pass reads one token again. At least one pair would have to be read again
+anyway, because the drafter keeps only the state of its last pair. Deferred pairs are stored unread, and replaced once
 they have been read.
 
 Recurrent states are large and can't be cut to a shorter prefix. So a slot copies the states after the last whole block
@@ -67,7 +68,7 @@ class PrefixStore(Generic[P]):
         self._entries = 0
 
     def match(self, tokens: Sequence[int], salt: str = "") -> list[tuple[int, int, P]]:
-        """The longest prefix of `tokens` held for `salt`: each block's start, number of shared tokens, and payload."""
+        """The longest cached prefix of `tokens` for `salt`: of each block, the start, number of tokens, and payload."""
         self._clock += 1
         found: list[tuple[int, int, P]] = []
         block = self._roots.get(salt)
@@ -96,9 +97,9 @@ class PrefixStore(Generic[P]):
         tail: bool = True,
         salt: str = "",
     ) -> None:
-        """Hold `tokens` for `salt`: `save(start, stop)` makes the payload of a new block.
+        """Cache `tokens` for `salt`: `save(start, stop)` makes the payload of a new block.
 
-        The payload of a block that is held already is replaced by `renew(payload, start, stop)`. Without `tail` only
+        The payload of a block that exists already is replaced by `renew(payload, start, stop)`. Without `tail` only
         whole blocks are kept.
         """
         self._clock += 1
@@ -226,7 +227,7 @@ class SavedStatesLru:
 
     def __init__(self, max_saved: int) -> None:
         self.max_saved = max_saved
-        self._by_use: list[ref[SavedStates]] = []  # states of evicted blocks drop out
+        self._by_use: list[ref[SavedStates]] = []  # weak, so that states of evicted blocks are freed
 
     def put(self, states: States) -> SavedStates:
         """Keep states, as the most recently used ones."""
@@ -252,7 +253,7 @@ class PrefixCache:
     """Prefixes, and the slots of target and drafter that they are copied from and to."""
 
     def __init__(self, cache: SlotCache, drafter: Drafter | None, limit: int) -> None:
-        """Recurrent states take at most the memory of `limit` tokens' keys and values, but a few are always kept."""
+        """Saved recurrent states take at most the memory of `limit` tokens' keys and values; a few are always kept."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self.saved_states = SavedStatesLru(0)
         self._cache = cache
@@ -318,7 +319,7 @@ class PrefixCache:
         return reached
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
-        """Keep copies of what a sequence's slot holds; without `tail`, whole blocks only: the sequence continues."""
+        """Keep copies of what a sequence's slot holds; without `tail` (it will continue), whole blocks only."""
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)

@@ -58,7 +58,7 @@ class VerifiedDraft(NamedTuple):
     """The tokens that each row emitted: the accepted ones, and the bonus token. None = only the paths are known."""
 
     def copied_from_prediction(self, row: int) -> tuple[int, int]:
-        """How many of a row's nodes were copied from its request's prediction: the accepted ones, and the rejected."""
+        """How many nodes copied from the request's prediction were accepted in a row, and how many rejected."""
         tree = self.tree
         path = self.paths[row]
         if not tree.lookup.predicted or not tree.lookup.predicted[row]:
@@ -177,7 +177,7 @@ def run_first_round(
 ) -> RoundOutput:
     """Run a plain round whose pass reads each row's `unread` tokens, the last of which is its root.
 
-    This way a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all). It reads
+    So a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all). It reads
     the pairs of `reading` rows [R] immediately and defers the others. Needs `target.head_is_exact`.
     """
     target = slots.target
@@ -227,7 +227,7 @@ def _walk(
     """Walk the trees, advance the sampler, and fetch the outcome: the one host sync of a round.
 
     Returns the walk, the node indices walked in each row, and the output as far as it is known. From then on the walk
-    knows its table and the trees on the host, too, so that nobody has to ask the device again.
+    has its table and the trees on the host, too, so that nothing has to sync again.
     """
     sampler = slots.sampler
     walk = slots.rule(logits if legal is None else legal.restrict(logits), tree, sampler, rows)

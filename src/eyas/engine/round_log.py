@@ -1,8 +1,8 @@
 """A log of rounds for debugging: `EYAS_TRACE=FILE` makes every engine add a JSON line for each of its rounds.
 
 A line has the times of the round's parts and, for each row, the draft tree, the accepted path and the emitted tokens:
-what `run_round` returned. Tokens are what users wrote and got, so only the file's owner may read it, and rows of
-private requests have counts alone. `docs/debugging.md` follows a request along these lines.
+what `run_round` returned. Tokens are users' texts, so only the file's owner may read it, and rows of private requests
+have only counts. `docs/debugging.md` follows a request through these lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLE = "EYAS_TRACE"
 """Environment variable with the file that rounds are added to."""
 _LOG = logging.getLogger("eyas")
 _ENGINES = count()
-"""Numbers the engines of this process, which may share a file."""
+"""Numbers the engines of this process, because they may share a file."""
 
 
 class RoundLog:
@@ -41,7 +41,7 @@ class RoundLog:
 
     @classmethod
     def from_environment(cls) -> RoundLog | None:
-        """The log that `EYAS_TRACE` asks for, if it does. Raises UsageError."""
+        """The log that `EYAS_TRACE` asks for; None if it isn't set. Raises UsageError."""
         file = os.environ.get(VARIABLE)
         return cls(file) if file else None
 

@@ -37,7 +37,7 @@ _COPY_SECONDS = 0.05
 
 
 class SlotManager:
-    """Everything that moves with a slot (caches of target and drafter, sampler state), and the prefix cache."""
+    """Everything stored by slot (caches of target and drafter, sampler state), and the prefix cache."""
 
     def __init__(self, target: Target, drafter: Drafter | None, rule: WalkRule, max_running: int) -> None:
         self._target = target
@@ -50,7 +50,7 @@ class SlotManager:
             drafter.pairs.attach(self.cache)
         self._caches: list[SlotCache | SlotPairs] = [self.cache, *(() if drafter is None else (drafter.pairs,))]
         self.intact = False
-        """Whether the slots hold what the scheduler says; if not, the next step begins with `empty` slots."""
+        """Whether the slots hold what the scheduler assumes; if not, the next step begins with `empty`."""
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
@@ -64,7 +64,7 @@ class SlotManager:
         self.view = Slots(self._target, self.cache, self.sampler, self._rule)
 
     def empty(self, room: CacheRoom) -> None:
-        """Empty all slots, whatever an aborted pass has left in them; `room` is set to what is allocated."""
+        """Empty all slots after an aborted pass, and set `room` to what is allocated."""
         room.slots = self.cache.slots
         room.columns = self.cache.capacity
         if not room.fits([room.columns] * room.slots):
@@ -83,9 +83,10 @@ class SlotManager:
             cache.reshape(room.slots, room.columns)
 
     def prepare(self, planned: tuple[int, int] | None) -> bool:
-        """Copy a piece of the target's cache to one of the `planned` shape, for `reshape`; whether little remains.
+        """Copy a part of the target's cache to one of the `planned` shape, ahead of `reshape`.
 
-        The drafter's cache is small enough to be copied later. `planned` None: no larger cache is needed.
+        Returns whether little remains to be copied. The drafter's cache is small enough to be copied at once later.
+        `planned` None: no larger cache is needed.
         """
         cache = self.cache
         if planned is None:
@@ -102,7 +103,7 @@ class SlotManager:
         if self.prefixes is not None:
             self.prefixes.clear()
         if self._target.device.type == "cuda":
-            torch.cuda.empty_cache()  # free memory may be in pieces that are too small
+            torch.cuda.empty_cache()  # torch may hold free memory in pieces that are too small
 
     def start(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
         """Begin a sequence in its slot, with its cached prefix. Raises RequestError if it can't be sampled."""
@@ -129,7 +130,7 @@ class SlotManager:
                 self.prefixes.clear()
 
     def keep(self, leaving: Collection[SequenceState]) -> None:
-        """Keep what other sequences may use of those `leaving`, whose slots are about to be freed."""
+        """Keep what other sequences may reuse from those `leaving`, whose slots are about to be freed."""
         self.cache_prefix([one for one in leaving if one.finish_reason != "error"], tail=True)
         if self._drafter is None or not self.intact:
             return
@@ -138,10 +139,10 @@ class SlotManager:
                 self._drafter.finish(sequence.slot)
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
-        """Empty the freed slots, then move sequences to close the gaps."""
+        """Empty the freed slots, and move sequences to close the gaps."""
         if not self.intact:
             return
-        for slot in freed:
+        for slot in freed:  # before the moves, which go into freed slots
             for cache in self._caches:
                 cache.truncate(slot, 0)
         for source, destination in moves:
@@ -154,7 +155,7 @@ class SlotManager:
         return None if sequence.slot is None else self.sampler.constraint(sequence.slot)
 
     def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
-        """Raise InvariantError unless every slot holds what its sequence says, and the prefixes are consistent."""
+        """Raise InvariantError unless slots hold as many tokens as their sequences say, and prefixes are consistent."""
         if self.prefixes is not None:
             self.prefixes.store.check()
         if not self.intact:
@@ -276,11 +277,11 @@ class ModelRunner:
         return output
 
     def plan(self, decoding: Sequence[SequenceState]) -> RoundPlan:
-        """Plan the next round, and let the drafter read what it needs for that.
+        """Plan the next round, and let the drafter read the deferred pairs that it needs for that.
 
-        While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now; if
-        those are all rows, the plan decides, unless all rounds draft. If rows are far behind, the drafter reads a part
-        in each step, and they continue without drafts until it has read them.
+        While trees are being drafted, the drafter reads the prompts of rows that have just got their first tokens. If
+        all rows have, and not all rounds draft, it waits for the plan. Rows with many deferred pairs are read over
+        several steps, and decode without drafts until then.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if self.drafter is None or not any(drafting):
@@ -377,13 +378,13 @@ class ModelRunner:
 
     @property
     def _drafts(self) -> bool:
-        """Whether trees are being drafted, apart from probes that only show what a draft would bring."""
+        """Whether trees are being drafted, not counting trials while rounds are plain."""
         return self.planner.tree is not None and not self.planner.probing
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence is drafted for. Unless all rounds draft, a first token waits for no draft."""
         constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
-        # with a slow grammar there is nothing to gain from drafting
+        # with a slow grammar drafting gains nothing
         if not sequence.observed or (constraint is not None and constraint.slow):
             return False
         return self.planner.always_drafts or bool(sequence.tokens)

@@ -3,13 +3,14 @@
 Slots hold the decoding sequences first, then those whose prompt isn't read yet, in order of arrival. A step's prefill
 goes to the prefilling ones in that order, and no more are admitted than it reaches. So the next one to finish its
 prompt is always the first behind the decoding ones, and joins them without moving. Between two rounds a limited number
-of prompt tokens may be read, in as many passes as bring first tokens without waste.
+of prompt tokens is read (`PassSizeLimits.batches` makes the passes).
 
-When the cache is full, the youngest sequence loses its slot and waits at the head of its user's queue. Its emitted
-tokens are kept, and read again later. The last sequence never loses its slot, so the oldest always ends, and so all do.
-If no slot is free for a client that has fewer than another, the youngest sequence of the client with most makes room.
+When the cache is full, the youngest sequence is preempted and waits at the head of its user's queue. Its emitted tokens
+are kept, and prefilled again later. The last sequence is never preempted, so the oldest always finishes, and in the end
+all do. If no slot is free for a client that holds fewer than another, the youngest sequence of the client with the most
+slots is preempted.
 
-A step may be for some clients alone, or bounded for a client with many requests (`FairTime`). Then other prompts
+A step may be reserved for some clients, or bounded for a client with many requests (`FairTime`). Then other prompts
 wait, even half-read ones, and decoding rows take turns.
 """
 
@@ -29,7 +30,7 @@ _HEADROOM = 64
 """Tokens that every running sequence must have room to grow by when another is admitted, or one is soon preempted."""
 
 _MIN_HELD = 8
-"""Slots that a client with many requests may hold, however few of its rows a short round takes."""
+"""Slots that a client with many requests may always hold, even if a short round takes fewer of its rows."""
 
 Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
@@ -109,12 +110,12 @@ class RunningSlots:
         return len(rows) <= self._passes.rows and self._room.fits(grown) and self._room.fits(now)
 
     def awaits_growth(self, sequence: SequenceState, staging: int) -> bool:
-        """Whether a sequence must wait until the caches are copied to larger ones, which it needs."""
+        """Whether a sequence must wait for larger caches, to which the contents are still being copied."""
         enough = self._room.has(len(self) + 1, sequence.known + 1 + staging)
         return self._room.planned is not None and not self._room.ready and not enough
 
     def expected(self, waiting: int) -> int:
-        """How many sequences there may soon be in slots, if `waiting` ones wait."""
+        """How many sequences may soon be in slots if `waiting` more are queued."""
         return min(len(self) + waiting, self._passes.rows)
 
     def overflow(self) -> list[SequenceState]:
@@ -134,7 +135,7 @@ class RunningSlots:
 
 
 class StepBudget:
-    """Whom a step is for, and how much goes into it: prompt tokens until the next round, and that round's rows."""
+    """Which clients a step is for, and how much it runs: prompt tokens before the next round, and that round's rows."""
 
     def __init__(self, passes: PassSizeLimits) -> None:
         self.copied = 0
@@ -155,12 +156,12 @@ class StepBudget:
         return self._plan.alone
 
     def open(self) -> None:
-        """Let the step be for all clients, as those that it was for can't continue."""
+        """Let the step be for all clients, because those that it was reserved for can't continue."""
         self._plan = self._plan._replace(alone=frozenset())
 
     @property
     def crowded(self) -> bool:
-        """Whether this step must be short (prompts or a round, not both), because others wait or may arrive."""
+        """Whether this step must be short (prompts or a round, not both), because other clients wait or may arrive."""
         return self._plan.crowded
 
     def allows(self, client: str, held: int) -> bool:
@@ -199,7 +200,7 @@ class StepBudget:
         return decoding[first:end]
 
     def round_due(self, running: RunningSlots, waiting: WaitingQueue[SequenceState]) -> bool:
-        """Whether no more prompts are read before a round: enough were, or decoding clients have had less time."""
+        """Whether a round comes next: enough prompt tokens were read, or decoding clients have had less time."""
         if not running.decoding:
             return False
         if self._read and not self.left:
@@ -300,9 +301,9 @@ class Scheduler:
         return sequence, self.running.insert(sequence, position)
 
     def crowded_out(self, staging: int) -> list[SequenceState]:
-        """The sequences that must leave to make room for the next waiting one: the youngest of the client with most.
+        """The sequences to preempt for the next waiting one: the youngest of the client with the most slots.
 
-        None if that doesn't help, or if the waiting client would then have as many slots.
+        Empty if there is room already, or if the waiting client would then hold more slots than that client.
         """
         sequence, held = self._next()
         gone: list[SequenceState] = []
@@ -321,7 +322,7 @@ class Scheduler:
         return self.waiting.peek(held, self.budget.alone or None), held
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step, in passes as `PassSizeLimits` makes them."""
+        """What to prefill in this step, one batch per pass."""
         left = self.budget.left
         alone = self.budget.alone
         prefilling = self.running.prefilling
@@ -342,12 +343,12 @@ class Scheduler:
         return needed
 
     def cover(self, staging: int) -> bool:
-        """Grow the cache's room to `columns`, and for sequences about to come; returns whether its shape changed."""
+        """Grow the cache's room for `columns`, and for sequences that will soon come; whether its shape changed."""
         soon = max((_expected_length(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
         return self.room.cover(self.columns(staging), self.running.expected(len(self.waiting)), soon)
 
     def plan_growth(self, staging: int) -> None:
-        """Plan larger caches for sequences that grow or come soon, unless their contents are copied in a moment."""
+        """Plan larger caches for sequences that grow or come soon, unless there is little to copy."""
         chunk, rows = self.passes.prefill_chunk, self.running.sequences
         if chunk is None or sum(one.cached for one in rows) <= chunk:
             self.room.planned = None
@@ -371,7 +372,7 @@ class Scheduler:
         return moves
 
     def reduce_load(self, error: CacheMemoryError | PassMemoryError) -> bool:
-        """After memory ran out, run fewer sequences or smaller passes; False if one sequence alone was too much."""
+        """After memory ran out, run fewer sequences or smaller passes; False if a single sequence was too much."""
         if isinstance(error, CacheMemoryError):
             alone = self.room.slots == 1
             self.room.exhausted()
@@ -508,7 +509,7 @@ class PassSizeLimits:
 
     @staticmethod
     def _alike(batch: PrefillBatch, sequence: SequenceState, count: int) -> bool:
-        """Whether `count` tokens of one more prompt belong into the pass over a batch, if there is room for both."""
+        """Whether `count` tokens of one more prompt should join a batch, if there is room."""
         if sequence.slot != batch.rows.stop:  # a sequence between them has nothing to read
             return False
         if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens

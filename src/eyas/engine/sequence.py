@@ -1,4 +1,4 @@
-"""A request on its way through the engine: what it has emitted, how much of it is cached, when it is finished."""
+"""A request in the engine: what it has emitted, how much of it is cached, and when it is finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SequenceState:
     """A request that waits or runs. The scheduler sets `slot`; `cached` grows with every pass."""
 
     index: int
-    """Its number in the order of arrival."""
+    """Its number, in order of arrival."""
     request: Request
     limit: int
     """Maximum number of tokens it may emit."""
@@ -33,14 +33,14 @@ class SequenceState:
     expires: float | None = None
     """When its deadline passes, in `time.monotonic` seconds."""
     grammar: Grammar | None = None
-    """The grammar its answer is held to; None = any text."""
+    """The grammar that its answer follows; None = any text."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """The log-probabilities of its tokens, if requested."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """The log-probabilities of the prompt tokens read so far, except the first, if requested."""
     error: str | None = None
-    """Why it failed, if the cause is its own (its grammar) and not the engine's."""
+    """Why it failed, if its grammar is the cause and not the engine."""
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     slot: int | None = None
@@ -150,7 +150,7 @@ class SequenceState:
         return tuple(self.prompt_logprobs) if wanted else None
 
     def completion(self, tokenizer: Any, rule: WalkRule, error: Exception | None = None) -> Completion:
-        """The finished sequence's completion. `rule` decoded it; `error` ended it, unless the cause was its own."""
+        """The finished sequence's completion. `rule` decoded it; `error`, if any, ended it."""
         return Completion(
             id=self.request.id,
             token_ids=self.tokens,
@@ -175,7 +175,7 @@ def slots_of(neighbors: Sequence[SequenceState]) -> range:
 class PrefillBatch:
     """Sequences in neighboring slots that prefill in the same passes, `counts` tokens of each.
 
-    Its sums are kept as it grows: adding them up again for each of hundreds of prompts takes long.
+    Sums are updated as it grows, because adding them up again for each of hundreds of prompts takes long.
     """
 
     def __init__(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
@@ -263,7 +263,7 @@ class InputProcessor:
         """The tokens with which the model ends an answer: its EOS tokens and, in chats, its end-of-turn tokens."""
         ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
         if not ids and request.grammar is not None and self._tokenizer is not None:
-            return tuple(token for token in (self._tokenizer.eos_token_id,) if token is not None)  # a way to end it
+            return tuple(token for token in (self._tokenizer.eos_token_id,) if token is not None)  # a grammar needs one
         return ids
 
     def _grammar(self, request: Request) -> Grammar | None:

@@ -21,11 +21,11 @@ class TreePlanner(Protocol):
 
     @property
     def always_drafts(self) -> bool:
-        """Whether every round drafts, also the first one of a text: no reading of a prompt has to wait for a plan."""
+        """Whether every round drafts, even the first one of a text; then prompts needn't wait for a plan to be read."""
 
     @property
     def probing(self) -> bool:
-        """Whether the latest plan is a draft made to learn, while rounds are plain."""
+        """Whether the latest plan is a trial, made while rounds are plain."""
 
     def observes(self, rows: int, /) -> bool:
         """Whether the drafter observes a sequence that begins as one of `rows`."""
@@ -45,11 +45,11 @@ class TreePlanner(Protocol):
         """Learn from a measured round in which a row was drafted for, or would have been if the plan weren't plain."""
 
     def keep(self) -> None:
-        """Save what was learned, now that there is time."""
+        """Save what was learned; called while the engine is idle."""
 
 
 class FixedTree:
-    """Plans trees of one shape. Shapes that choose their nodes by learned values learn these from what is accepted."""
+    """Plans trees of one shape. Shapes that choose nodes by learned values learn them from the accepted nodes."""
 
     always_drafts = True
     probing = False
@@ -68,7 +68,7 @@ class FixedTree:
         return None if self.tree is None else self.tree.valued(self.values.table, tuple(map(int, sampled)))
 
     def decoded(self, _rows: int, /) -> None:
-        """Nothing depends on how many rows there are."""
+        """Does nothing: the tree doesn't depend on the number of rows."""
 
     def learn(self, record: RoundRecord, /) -> None:
         spec = record.spec
@@ -78,4 +78,4 @@ class FixedTree:
             self.values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
     def keep(self) -> None:
-        """Values are learned anew by each engine."""
+        """Does nothing: each engine learns its values anew."""

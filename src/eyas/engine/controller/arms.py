@@ -1,6 +1,7 @@
 """What a drafter brings to the controller: an arm, one way to draft that is weighed against plain rounds.
 
-An arm forecasts what its rounds bring, makes their trees, and learns from them. It says nothing about when to draft.
+An arm forecasts the result of its rounds, makes their trees, and learns from them. The controller decides when to
+draft.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from eyas.tree.acceptance import Array
 
 
 class Batch(NamedTuple):
-    """The rows [R] of a round that is planned."""
+    """The rows [R] of the round being planned."""
 
     texts: Sequence[int]
     """[R] the number of the answer that each row writes."""
@@ -29,7 +30,7 @@ class Batch(NamedTuple):
     groups: tuple[int, ...]
     """[R] 1 for rows with a temperature above 0."""
     room: int
-    """The deepest tree that all rows have room for."""
+    """The deepest tree that fits into the context of the shortest row."""
 
     @property
     def rows(self) -> int:
@@ -38,18 +39,18 @@ class Batch(NamedTuple):
 
 
 class ArmTexts(Protocol):
-    """What the texts being written yield, compared with what rounds with an arm have brought."""
+    """How many tokens the texts being written accept, compared with the average of the arm's rounds."""
 
     @property
     def drift(self) -> float:
-        """What the texts yield now, compared with what the last forecast assumed."""
+        """Accepted tokens expected now, divided by those that the last forecast assumed."""
 
     def follow(self, texts: Sequence[int]) -> None:
-        """The texts being written from now on; all others have ended."""
+        """Set the texts being written from now on; all others have ended."""
 
 
 class ArmGain(Protocol):
-    """What rounds with an arm have brought."""
+    """Statistics of the rounds with an arm."""
 
     def settle(self, *, values: bool = True) -> None:
         """Base forecasts on what is known now; `values`: also the values of nodes."""
@@ -59,20 +60,20 @@ class ArmGain(Protocol):
 
 
 class DraftArm(ABC):
-    """A way to draft: forecasts of its rounds, their trees, and what they have shown."""
+    """A way to draft: forecasts of its rounds, their trees, and statistics of earlier ones."""
 
     gain: ArmGain
     texts: ArmTexts
     explorer: Explorer
-    """Proposes rounds that show what the arm, or plain decoding, would bring."""
+    """Proposes rounds that measure the arm, or plain decoding, while it isn't in use."""
     depth: int
     """The deepest tree."""
     drafts: bool = True
-    """Whether a network, or a window, drafts: else every tree is looked up."""
+    """Whether a network, or a window, drafts; if not, every tree is looked up."""
     lookups: CopySearch | None = None
     """Decides whether copies are looked for; None = there are none."""
     recordings: Recordings | None = None
-    """The trees that an accelerator has recorded; None = the host counts nodes, and ends drafts, without a sync."""
+    """The trees recorded as CUDA graphs; None = the host can count nodes, and end drafts, without a sync."""
 
     @property
     def analysis(self) -> float:
@@ -81,22 +82,19 @@ class DraftArm(ABC):
 
     @abstractmethod
     def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:
-        """The forecasts for a batch, with which a plan begins.
-
-        A drafter in use reads `prompt_pairs` pairs of prompts for each generated token.
-        """
+        """The forecasts for a batch; a drafter in use reads `prompt_pairs` pairs of prompts per generated token."""
 
     @abstractmethod
     def sampled_rates(self, prospects: Prospects) -> Array:
-        """[S] samples of the tokens per second that drafts may make, by what is known about the texts being written."""
+        """[S] samples of the tokens per second with drafts, from the statistics of the texts being written."""
 
     @abstractmethod
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
-        """The tree of a shape; None = whatever is looked up. `probing`: whether the round is made to learn."""
+        """The tree of a shape; None = only what is looked up. `probing`: whether the round is a probe."""
 
     @abstractmethod
     def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
-        """Learn from a round with a tree, and compare it with the forecast `judged`; None = it isn't known.
+        """Learn from a round with a tree, and compare it with the forecast `judged`; None = there is none.
 
         Returns how many of the accepted tokens were drafted, not looked up.
         """

@@ -1,4 +1,4 @@
-"""How much time work beyond plain decoding may take: a budget of seconds, and a pace for work that is repeated."""
+"""Limits on the time that the controller's own work may take: a budget of seconds, and a pace for repeated work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Budget:
         self._credit += self._share * seconds
 
     def affords(self, cost: float) -> bool:
-        """Whether `cost` seconds may be lost now. No more than twice that is saved up, so that uses don't cluster."""
+        """Whether `cost` seconds may be lost now. Caps the savings at twice that, so that uses don't cluster."""
         self._credit = min(self._credit, 2.0 * cost)
         return self._credit >= cost
 

@@ -1,10 +1,10 @@
 """Start-up calibration: measures the seconds of passes, draft levels and observations with this target and drafter.
 
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn.
-The first run of each isn't counted, because it may prepare kernels for a new shape (it counts if nothing is prepared
-and it is long), nor are the runs before a size is recorded as a CUDA graph. The median counts: where other processes
-want the cores too, the fastest run isn't typical. The remaining noise is bounded by two facts: less work takes no
-longer than more, and no work takes longer than doing it in pieces.
+The first run of each is a warm-up and isn't counted, because it may prepare kernels for a new shape. (On native passes,
+which prepare nothing, a long first run counts.) The runs before a size is recorded as a CUDA graph aren't counted
+either. The median is taken, because the fastest run isn't typical where other processes share the cores. Two facts
+bound the remaining noise: less work never takes longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _LEVELS = 3
 _SHORT, _LONG = 32, 544
 """Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
-"""Cache columns while rows of unequal length are compared with equal ones."""
+"""Cache columns of the passes that compare rows of unequal length with equal ones."""
 _EQUAL = 3
 _UNEQUAL = (1, 3)
-"""Nodes of a row in equal batches; in unequal ones, by how much every other row has more, and the rest fewer."""
+"""Nodes of each row in an equal batch; in unequal ones, half of the rows have 1 or 3 more, the others as many fewer."""
 _HOPELESS = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
 _SHORT_PASS = 0.02
-"""Seconds of a CPU's pass below which the contents of caches matter: then, as in service, a pass comes before drafts
-and before the next pass over one token."""
+"""Seconds of a plain pass on a CPU below which it matters what the CPU caches hold. Then drafts, and passes over one
+token, are timed right after a pass, as happens in serving."""
 _SLOW = 1 / 40
-"""A run that takes this share of the time isn't repeated if passes are native: nothing is prepared for them, and noise
-is small in comparison."""
+"""A run that takes this share of the time isn't repeated if passes are native, because they have nothing to warm up and
+noise is small in comparison."""
 
 Size = tuple[str, int]
 """What is measured: a curve, and a size on it."""
@@ -78,18 +78,18 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
     `widest` is the largest number of children that the drafter can offer.
     """
     bench = _Bench(target, drafter.fresh(), batch_size, widest)
-    with target.backend.running():  # as the engine's steps are
+    with target.backend.running():  # the engine runs its steps under it, too
         return bench.table(bench.measure(seconds))
 
 
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types")
-"""What the config says about attention that the shapes of weights don't."""
+"""Config entries about attention that don't follow from the shapes of weights."""
 
 
 def describe(target: Target, drafter: Drafter) -> str:
     """What costs depend on, as a sentence: model, precision, drafter, taps, device, threads and torch's version.
 
-    A model is described by its weights' names and shapes and its attention, as other models may have as many weights.
+    A model is identified by its weights' names and shapes and by its attention, because a parameter count isn't unique.
     """
     shapes = weight_shapes(target.model)
     attention = [config_value(target.config, name) for name in _ATTENTION]
@@ -136,8 +136,8 @@ class _Bench:
         return runs | self._turns(dict(self._of_all_rows()), seconds / 2)
 
     def _resize(self, slots: int, columns: int) -> None:
-        """Make slots of at least `columns` columns, which hold nothing but one pair of the drafter's."""
-        self._cache = self._target.allocate(0)  # so that there are never two
+        """Allocate slots of at least `columns` columns; each holds one drafter pair."""
+        self._cache = self._target.allocate(0)  # free the old cache before the new one is allocated
         self._cache = self._target.allocate(slots, max(COLUMNS, columns + 64))
         self._drafter.pairs.attach(self._cache)
         self._drafter.pairs.resize(0)
@@ -148,10 +148,10 @@ class _Bench:
         # drafters such as a small LM read what they observe when they draft
         self._stores = self._drafter.pairs.unread(0) > 0
         empty = DraftTree.empty(slots, self._target.device)
-        self._pass(slots, empty, columns)  # the system provides memory only when it is first used
+        self._pass(slots, empty, columns)  # warm-up: the system provides memory only on first use
 
     def _turns(self, work: Work, seconds: float) -> Runs:
-        """Time every size in turn, several times; those that take long, fewer times."""
+        """Time every size several times, in turn; slow ones fewer times."""
         runs: Runs = {}
         end = time.perf_counter() + seconds
         unrecorded = self._target.backend.warmup
@@ -174,7 +174,7 @@ class _Bench:
         return runs
 
     def _come_from_a_pass(self, name: Size, work: Work, runs: Runs) -> None:
-        """Fill caches with the target's weights before a size that is preceded by a pass in service."""
+        """Fill CPU caches with the target's weights before timing a size that follows a pass in serving."""
         kind, _ = name
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
         follows = kind == "first" or kind.startswith("level") or name == ("tokens", 1)
@@ -183,7 +183,7 @@ class _Bench:
             work[plain]()
 
     def _pays_never(self, name: Size, runs: Runs) -> bool:
-        """Whether a size is a pass over more tokens than one that already took longer than drafts can make up for."""
+        """Whether a smaller pass already took so long that a draft can't pay in this one."""
         kind, tokens = name
         if kind != "tokens" or tokens <= 2 * self._rows[-1]:
             return False
@@ -229,7 +229,7 @@ class _Bench:
         return _curve(sensible(points) or {1: 0.0})
 
     def _of_few_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
-        """What is timed with one row or a few: passes over more tokens, longer contexts, unequal rows, more pairs."""
+        """What is timed with few rows: passes over more tokens, longer contexts, unequal rows, and more pairs."""
         for tokens in _TOKENS:
             if tokens <= self._largest:
                 tree = self._tree(tokens - 1)
@@ -245,7 +245,7 @@ class _Bench:
                 yield ("read", pairs), lambda pairs=pairs: self._read_late(pairs)  # type: ignore[misc]
 
     def _of_all_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
-        """What is timed with every number of rows: passes over one token per row, and drafts."""
+        """What is timed for each batch size: passes over one token per row, and drafts."""
         most = self._rows[-1]
         for rows in self._rows:
             empty = DraftTree.empty(rows, self._target.device)
@@ -258,7 +258,7 @@ class _Bench:
                     yield (f"level{rows}", rows * width), draft
 
     def _tree(self, nodes: int) -> DraftTree:
-        """A tree of one row with `nodes` nodes, as many on each level as the beam is wide."""
+        """A tree of one row with `nodes` nodes, with a full beam on each level."""
         if not nodes:
             return DraftTree.empty(1, self._target.device)
         steps = torch.arange(nodes, device=self._target.device).unsqueeze(0)
@@ -275,7 +275,7 @@ class _Bench:
         where = range(rows)
         self._cache.lengths[:rows] = [min(columns, self._long)] * rows
         roots = torch.randint(target.vocab_size, (rows,), generator=self._draw).to(target.device)
-        fresh = dataclasses.replace(tree)  # without values that the last pass cached in it
+        fresh = dataclasses.replace(tree)  # drop what the last pass cached in the tree
         with self._timed() as watch:
             verified = target.verify(self._cache, where, roots, fresh, self._drafter.taps)
             walk = SeededWalk()(verified.logits, fresh, self._sampler, where)
@@ -352,7 +352,7 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 
 
 def _window_of(drafter: Drafter) -> LookaheadTree | None:
-    """The window that a drafter needs as a whole; None = its trees can have any size."""
+    """The lookahead window that a drafter runs as a whole; None = its trees can have any size."""
     own = drafter.default_tree
     return cast(LookaheadTree, parse_tree(own)) if own is not None and own.startswith("lookahead:") else None
 
@@ -391,9 +391,10 @@ def make_controller(
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
     `costs` is a table, or a file that is read if it exists and otherwise written after measuring for some seconds,
-    during which all slots must be empty; None = a file in the cache directory. `experienced`: whether it goes on from
-    what was learned of this pair, and keeps what it learns, as is right where the target decides. Raises UsageError for
-    a file that can't be used, and for `auto:chain` if the drafter has no chains.
+    during which all slots must be empty; None = a file in the cache directory. `experienced`: whether it starts from
+    what earlier controllers of this pair have learned, and saves what it learns. It is off for lossy
+    rules, because they accept other tokens. Raises UsageError for a file that can't be used, and for `auto:chain` if
+    the drafter has no chains.
     """
     window = _window_of(drafter)
     if window is not None and text != "auto":
@@ -425,7 +426,7 @@ def make_controller(
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
     """The costs in the file `saved`; if it doesn't exist, they are measured and written there.
 
-    None = in the cache directory, in a file for this pair and number of rows. A hybrid costs what its network costs.
+    None = a file in the cache directory for this pair and batch size. A hybrid's costs are those of its network.
     """
     drafter = drafter.priced or drafter
     measured_on = describe(target, drafter)

@@ -1,7 +1,7 @@
 """The choice between drafting and plain rounds: which shape rounds use, if any.
 
-Drafting begins once the chosen shape would have saved what its beginning costs (the ski rental problem: whatever comes,
-at most twice the least possible time is spent on beginning).
+Drafting begins once the chosen shape would have saved as much time as starting it costs. This is the ski rental
+problem: whatever happens next, the loss is at most twice that of the best decision in hindsight.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from eyas.engine.controller.planner import Prospect, Prospects
 _CHANGE_RECORDED = 1.05
 """The factor by which a shape must be faster than a recorded one to replace it."""
 _DOUBT = 3.0
-"""A shape is recorded once it would have saved this many times the recording's seconds: forecasts may be too high."""
+"""A shape is recorded once it would have saved this many times the recording's seconds, since forecasts may be high."""
 
 
 class Choice:
-    """The shape in use, and the one that is about to be."""
+    """The shape in use, and the one that may be used next."""
 
     def __init__(self, arm: DraftArm) -> None:
         self._arm = arm
@@ -28,7 +28,7 @@ class Choice:
         self.used: Prospect | None = None
         """The shape of the rounds; None = they are plain."""
         self.wanted: Prospect | None = None
-        """A shape that promises more than plain rounds, but hasn't yet made up for reading the deferred pairs."""
+        """A shape forecast to be faster than plain rounds, which wouldn't yet have saved the cost of starting it."""
         self._missed = 0.0
         """Seconds that `wanted` would have saved so far."""
         self._recording = 0.0
@@ -41,13 +41,13 @@ class Choice:
 
     @property
     def rate(self) -> float:
-        """The tokens per second that rounds promise as they are."""
+        """The forecast tokens per second of the rounds in use."""
         if self.used is not None:
             return self.used.rate
         return 0.0 if self.prospects is None else self.prospects.plain_rate
 
     def renew(self, prospects: Prospects) -> None:
-        """Choose again, by new forecasts."""
+        """Choose again from new forecasts."""
         recordings, best = self._arm.recordings, prospects.best
         if self.used is not None and recordings is not None:
             held = prospects.of(self.used.shape)
@@ -72,9 +72,9 @@ class Choice:
         return self._arm.drafts and self.rests == (rate > self.prospects.plain_rate)
 
     def begin(self, reading: Callable[[], float]) -> float:
-        """Use the wanted shape if it has made up for its recording and the `reading` of deferred pairs, in seconds.
+        """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.
 
-        Returns after how many rounds that will be so; infinite if none is wanted.
+        Returns after how many more rounds that will be the case; infinite if no shape is wanted.
         """
         if self.wanted is None:
             return math.inf

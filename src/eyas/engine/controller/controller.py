@@ -1,8 +1,8 @@
 """The controller: chooses before each round the tree shape with the most expected tokens per second, or plain decoding.
 
-The drafter's arm forecasts the accepted tokens of each shape, and a cost model its seconds. The shape is changed only
-for a clear gain. A small share of the time is spent on probes, rounds of other shapes, to learn what the shape in use
-can't show. `docs/controller.md` explains the design.
+The drafter's arm forecasts the accepted tokens of each shape, and a cost model its seconds. A small share of the time
+is spent on probes: rounds of other shapes, which measure what the shape in use can't show. `docs/controller.md`
+explains the design.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from eyas.tree import TreeSpec
 _THINKING = 0.002
 """The share of the time that planning may take."""
 _COLD = 8
-"""The number of first rounds from which the least overhead is taken, not the average."""
+"""In this many first rounds the minimum overhead is taken, not the mean, because they find cold caches."""
 
 
 class Overhead:
     """Running means of the seconds beyond the forecast, by kind of round: plain, drafted or looked up.
 
-    Means, not medians as for costs: what happens now and then, such as a new plan, has to be paid for too.
+    These are means, not medians as for costs, because occasional work, such as a new plan, takes time too.
     """
 
     def __init__(self) -> None:
@@ -48,18 +48,18 @@ class Overhead:
         """
         if self._last is not None:
             last, beyond, length = self._last
-            self._add(beyond + min(before, length), last)  # a longer interruption is due to the system
+            self._add(beyond + min(before, length), last)  # the system, not the round, causes longer pauses
         self._last = kind, seconds, whole
 
     def _add(self, seconds: float, kind: str) -> None:
-        """Update the mean, or in the first rounds, which find cold caches, the minimum."""
+        """Update the mean, or in the first rounds the minimum."""
         self._rounds[kind] += 1
         known = self._seconds[kind] if self._rounds[kind] > 1 else seconds
         step = (seconds - known) / 32
         self._seconds[kind] = known + step if self._rounds[kind] > _COLD else min(known, seconds)
 
     def beyond_plain(self, kind: str) -> float:
-        """Seconds that a round of this kind takes beyond a plain one, apart from the forecast."""
+        """How many more unforecast seconds a round of this kind takes than a plain one."""
         return max(0.0, self._seconds[kind] - self._seconds["plain"])
 
 
@@ -95,15 +95,15 @@ class Controller:
         self.tree: TreeSpec | None = None
         """The shape of the latest plan; None = a plain round."""
         self._ahead = 0
-        """Further rounds that are planned already, to be like the last one."""
+        """How many further rounds reuse the last plan."""
         self._situation: tuple[int, ...] = ()
-        """What the latest plan was made for."""
+        """The batch that the latest forecasts were made for: rows, sampled rows, room, and the magnitude of lengths."""
         self._planning = Pace(_THINKING, least=8, most=256)
         self._unlearned: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
         self._deferred = 0
-        """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
+        """Rounds since the drafter last observed: about as many pairs as each row has deferred."""
 
     def observes(self, rows: int) -> bool:
         """Whether the drafter observes a sequence that begins as one of `rows`."""
@@ -114,7 +114,7 @@ class Controller:
         self._observation.decoded(rows)
 
     def _keeps_plan(self, texts: Sequence[int]) -> bool:
-        """Whether the next round of these texts is planned already: as the last one."""
+        """Whether the next round of these texts reuses the last plan; counts that round off."""
         planned = self._ahead > 0 and self._texts == set(texts)
         self._ahead -= planned
         return planned
@@ -147,7 +147,7 @@ class Controller:
         return self.tree
 
     def _renew(self, batch: Batch) -> None:
-        """Forecast again if the batch or its texts have changed, or now and then."""
+        """Forecast again if the batch or its texts have changed, and at regular intervals."""
         rows, choice = batch.rows, self._choice
         situation = (rows, sum(batch.groups), batch.room, max(batch.lengths).bit_length())
         count = 3 if choice.rests else 4  # lengths matter little to plain rounds
@@ -162,11 +162,11 @@ class Controller:
             self._replan(batch, settles=due)
 
     def _plan(self, batch: Batch, unread: Sequence[int] | None) -> TreeSpec | None:
-        """The tree that promises the most tokens per second, or shows what others would bring.
+        """The tree with the most expected tokens per second, or that of a probe.
 
-        A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains. If
-        it finds nothing, the round is plain. Speculation begins once it would have saved the time of reading deferred
-        pairs, so that a short moment in which it pays costs little.
+        A drafter that looks up copies does so in every round except probes, unless searching has turned out to cost
+        more than it saves. If it finds nothing, the round is plain. Speculation begins once it would have saved the
+        time of reading deferred pairs, so that little is lost if it pays only for a moment.
         """
         rows = batch.rows
         choice = self._choice
@@ -203,7 +203,7 @@ class Controller:
         """Choose the shape again; if it `settles`, after fitting costs to the latest rounds."""
         began = self._clock()
         self.arm.gain.settle(values=settles)
-        if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
+        if settles:  # too slow for every change of rows: a fifth of a round of a small target
             self.costs.settle()
         searching = 0.0 if self._lookups is None else self._lookups.seconds
         self.costs.overhead = self._overhead.beyond_plain("drafted") + searching
@@ -222,6 +222,7 @@ class Controller:
     def _end_stretch(self) -> None:
         """Plan no further round ahead, and learn from those that were planned together."""
         self._ahead = 0
+        # in order, because a record's `overhead` belongs to the round before it
         rounds = self._unlearned
         self._unlearned = []
         for record, before in rounds:
@@ -230,7 +231,7 @@ class Controller:
             self._learn(record, before)
 
     def _learn(self, record: RoundRecord, before: set[int]) -> None:
-        """Learn from a round; texts that weren't among those `before` are new."""
+        """Learn from a round; `before` has the texts of the round before it, so all others are new."""
         whole = record.whole
         drafted = record.drafted
         choice = self._choice
@@ -265,11 +266,11 @@ class Controller:
     def _learn_overhead(self, record: RoundRecord) -> None:
         looked_up = record.spec is not None and not record.drafted
         kind = "drafted" if record.drafted else "looked up" if looked_up else "plain"
-        unseen = 0.0  # beyond draft, pass and reading what was emitted, which isn't measured by itself
+        unseen = 0.0  # besides draft, pass, and reading the emitted tokens, whose time isn't measured separately
         if record.drafted and record.seconds is not None:
             unseen = record.whole - record.draft_seconds - record.pass_seconds
             unseen -= self.costs.reading_seconds(record.emitted, record.rows)
-            if self.arm.recordings is not None and self._choice.prospects is not None:  # recording is done once
+            if self.arm.recordings is not None and self._choice.prospects is not None:  # a recording is a one-time cost
                 unseen = min(unseen, self._choice.prospects.plain_seconds)
         self._overhead.learn(unseen, record.whole, kind, record.overhead)
 
@@ -283,11 +284,11 @@ class Controller:
 
     @property
     def probing(self) -> bool:
-        """Whether the last plan is a draft made to learn, while rounds are plain."""
+        """Whether the last plan is a trial, made while rounds are plain."""
         return self._probe is not None and self._choice.used is None
 
     def keep(self) -> None:
-        """Save what was learned about the drafter, now that there is time."""
+        """Save what was learned about the drafter; called while the engine is idle."""
         self.arm.gain.keep()
 
     def snapshot(self) -> ControllerState:

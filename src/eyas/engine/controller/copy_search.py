@@ -1,4 +1,4 @@
-"""Which rounds look for copies."""
+"""Decides which rounds search earlier text for copies to propose."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from eyas.engine.controller.budget import Budget
 from eyas.engine.controller.records import RoundRecord
 
 _BUDGET = 0.01
-"""The share of all time that looking for copies in vain may take."""
+"""The share of all time that searches may take while they don't pay."""
 _FADE = 1.0 - 1.0 / 16.0
-"""The factor by which running means decay with each search: passages begin and end within some rounds."""
+"""The factor by which running means decay with each search. Short, because copied passages last only some rounds."""
 _FIRST_GAIN = 2.0
-"""How many times its cost the first search is assumed to save, so that some searches in vain don't end all others."""
+"""The assumed gain of the first search, as a multiple of its cost: a few failed searches then don't stop all others."""
 
 
 class CopySearch:
-    """Decides which rounds look for copies: those in which that pays, and others for a share of all time.
+    """Decides which rounds look for copies: all while that pays, otherwise a few, within a share of all time.
 
-    Only the search itself is at stake, which takes the host's time: whether a copy is verified is decided by what its
-    nodes are worth, and that is learned from every copy found.
+    This is only about the host time of the search. Whether a copy is verified depends on the values of its nodes, which
+    are learned from every copy found.
     """
 
     def __init__(self) -> None:
         self._budget = Budget(_BUDGET)
         self._gain: float | None = None
-        """Seconds that a search saves, a running mean; None = there was none."""
+        """Running mean of the seconds that a search saves; None = there was no search yet."""
         self._cost = 0.0
-        """Seconds that a search takes, a running mean."""
+        """Running mean of the seconds that a search takes."""
         self.looking = True
         """Whether the next round looks for copies."""
 
@@ -40,7 +40,7 @@ class CopySearch:
         return self._cost if self.pays else 0.0
 
     def account(self, record: RoundRecord, copied: int, added: float, rate: float, beyond: float) -> None:
-        """Account for a round of any kind, where plain rounds or those in use make `rate` tokens per second.
+        """Account for a round of any kind; the rounds in use, plain or not, make `rate` tokens per second.
 
         `copied`: accepted tokens that no network guessed; `added`: seconds that copies' nodes added to the pass;
         `beyond`: seconds that a round that only looks up takes beyond what is measured.

@@ -41,7 +41,7 @@ _PASS, _DRAFT, _OBSERVE, _PLAIN = range(len(KINDS))
 _INSTANT = 1e-9
 """The least seconds that are ever predicted."""
 _SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 14.25, 0.25)))
-"""Tokens of the larger passes that a pass is compared with, up to 16384: windows of many rows are wide."""
+"""Sizes (tokens) of the larger passes that a pass is compared with. They reach 16384: lookahead windows are wide."""
 _ROUNDS = 240
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9
@@ -54,7 +54,7 @@ _OCTAVE = 2
 """Size bins in an octave; sizes in one bin share an error."""
 _SIZE_BINS = 12 * _OCTAVE + 1
 _NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_SIZE_BINS), np.arange(_SIZE_BINS))))
-"""The weight of a bin in its own and its neighbors' corrections, which are smooth: plans compare neighboring sizes."""
+"""The weight of a bin in its own and its neighbors' corrections. They are smooth because plans compare nearby sizes."""
 
 
 class CostError(NamedTuple):
@@ -100,7 +100,7 @@ class Residuals:
         table = np.fromiter(numbers, np.float64).reshape(-1, len(CostError._fields))  # [n, 3]
         at = table[:, 0].astype(np.int64) * _SIZE_BINS + _size_bins(table[:, 1])
         raw = table[:, 2]
-        first = np.flatnonzero(np.diff(time, prepend=-1))  # the passes
+        first = np.flatnonzero(np.diff(time, prepend=-1))  # the first part of each round is its pass
         errors = self._errors.ravel()
         seen = self._seen.ravel()
         present, group = np.unique(at, return_inverse=True)
@@ -237,7 +237,7 @@ class CostTable(StrictModel):
 
 
 class Work(NamedTuple):
-    """What a round did whose rows held `lengths` tokens, and its seconds; a size of 0 wasn't measured."""
+    """The sizes of a round's work, whose rows held `lengths` tokens, and its seconds; a size of 0 wasn't measured."""
 
     rows: int
     lengths: Sequence[int]
@@ -310,7 +310,7 @@ class CostModel:
     def reading_seconds(self, pairs: int, rows: int) -> float:
         """Seconds of reading deferred pairs, their number rounded up to one of four per octave; cached until `settle`.
 
-        They are needed in every round, and each plain round defers one more pair.
+        The cache matters because every round needs them, and each plain round defers one more pair.
         """
         step = 1 << max(0, pairs.bit_length() - 3)
         size = -(-pairs // step) * step
@@ -325,8 +325,8 @@ class CostModel:
     def learn(self, work: Work) -> None:
         """Record the measured seconds of a round; times of 0 are ignored.
 
-        They are compared with the table only in `settle`: after a pass, whose weights fill the caches, every line of
-        Python is slow.
+        The comparison with the table waits for `settle`, because Python is slow right after a pass, whose weights fill
+        the CPU caches.
         """
         if work.pass_seconds > 0.0:
             self._waiting.append(work)
@@ -338,13 +338,13 @@ class CostModel:
         prompts; `counted`: whether the host knows the tree's nodes and the time of drafting.
         """
         tree = None if record.draft is None else record.draft.tree
-        in_vain = tree is not None and tree.lookup.alone and not tree.size  # a plain pass
+        in_vain = tree is not None and tree.lookup.alone and not tree.size  # nothing found: a plain pass
         padded = record.padded if counted else 0
         if tree is None or in_vain or record.spec is None:
             if (record.spec is None or in_vain) and not cold:
                 seconds = record.pass_seconds if in_vain else record.whole
                 self.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
-        elif tree.lookup.alone:  # nothing was drafted, and the pairs are deferred
+        elif tree.lookup.alone:  # no network drafted, and the pairs are deferred
             self.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
         else:
             passing = record.pass_seconds

@@ -1,8 +1,8 @@
 """How hard a text is to guess compared with others: the power to which the values of its steps are raised.
 
-A text in which copies suddenly go wrong shows it within a few steps. Each answer has a distribution over exponents (1 =
-like all others, 2 = every step is worth the square of its usual value), by Bayes' rule from the steps that came true or
-didn't. It begins from what the latest answers were.
+If copies suddenly stop being right in a text, a few steps show it. Each answer has a distribution over exponents (1 =
+like all others, 2 = every step has the square of its average value). It is updated by Bayes' rule with each accepted or
+rejected step, and starts from the distributions of the latest answers.
 
 Shapes: E exponents, R rows, n steps.
 """
@@ -23,11 +23,12 @@ _EXPONENTS: Array = 2.0 ** np.arange(-2.0, 5.01, 0.5)
 _PRIOR: Array = np.exp(-2.0 * np.abs(np.log2(_EXPONENTS)))
 """[E] the distribution before anything is known, not normalized."""
 _ROUNDS = 1.0 - 1.0 / 16.0
-"""How evidence fades with each round of a text: a copied passage ends from one line to the next."""
+"""The factor by which evidence decays with each round of a text. Short, because a copied passage can end abruptly."""
 _ANSWERS = 0.8
-"""How the weight of an answer fades with each one that ends after it."""
+"""The factor by which an answer's weight decays with each one that ends after it."""
 _PATH = math.log(2.0)
-"""A distribution counts as the exponent that gives the same value to paths whose usual value is 1/2."""
+"""A distribution is summarized by one exponent: the one that gives the same value to a path whose average value is
+1/2."""
 
 
 class Difficulty:
@@ -35,12 +36,12 @@ class Difficulty:
 
     def __init__(self) -> None:
         self._ended: Array = _PRIOR / _PRIOR.sum()
-        """[E] the distribution in a new answer, not normalized: the latest answers', and a little of the first one."""
+        """[E] the distribution for a new answer, not normalized: those of the latest answers, mixed with the prior."""
         self._evidence: dict[int, Array] = {}
         """Answer -> [E] log-likelihoods."""
 
     def follow(self, texts: Sequence[int]) -> None:
-        """The answers being written from now on; all others have ended."""
+        """Set the answers being written from now on; all others have ended."""
         current = set(texts)
         for text in [text for text in self._evidence if text not in current]:
             mixed = 0.1 * _PRIOR / _PRIOR.sum() + 0.9 * self._posterior(text)
@@ -50,7 +51,7 @@ class Difficulty:
     def learn(
         self, texts: Sequence[int], graded: Sequence[Sequence[GradedStep]], values: ValueTable, groups: Indices
     ) -> None:
-        """Account for a round of `texts` [R] and the steps that were graded in it, given what steps are worth."""
+        """Account for a round of `texts` [R] and the steps graded in it; `values` holds the average values of steps."""
         for text, steps, group in zip(texts, graded, groups.tolist(), strict=True):
             if not steps:
                 continue
@@ -68,7 +69,7 @@ class Difficulty:
         return weights
 
     def exponents(self, texts: Sequence[int]) -> tuple[float, ...]:
-        """[R] the exponent that each text's distribution counts as; few different ones, as each needs a tree."""
+        """[R] each text's exponent, rounded to a quarter octave because every different one needs a tree of its own."""
         made = []
         for text in texts:
             counts_as = -math.log(float(self._posterior(text) @ np.exp(-_PATH * _EXPONENTS))) / _PATH

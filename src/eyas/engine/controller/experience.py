@@ -1,7 +1,7 @@
-"""What a controller has learned about a pair, kept in the user's cache so that the next engine needn't start over.
+"""What a controller has learned about a target and drafter, kept in the user's cache for the next engine.
 
-It is about acceptance, not about time, so it is valid on any machine, and the drafter that eyas ships comes with one.
-If it is missing or damaged, a controller begins with typical values. `EYAS_KEEP=0` reads and writes nothing.
+It describes acceptance, not time, so it is valid on any machine, and the drafter that eyas ships comes with one. If it
+is missing or damaged, a controller begins with default values. `EYAS_KEEP=0` reads and writes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Exploration: rounds that are spent on learning, within budgets of lost time.
+"""Exploration: probes, which are rounds spent on learning, within budgets of lost time.
 
-While drafting, plain rounds keep the cost of plain decoding current, and rounds of a larger shape show what its nodes
-are worth. While rounds are plain, a short chain shows whether the texts are guessed.
+While drafting, plain rounds keep the cost of plain decoding current, and rounds of a larger shape measure the values of
+its nodes. While rounds are plain, a *trial* with a short chain shows whether the drafter guesses these texts.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _PROBE_BUDGET = 0.005
 _TRIAL_BUDGET = 0.01
 """The share of all time that trials while not drafting may lose."""
 PLAIN_PAIR = 2
-"""Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, as caches are full of other weights, so
-only the second one shows what plain decoding takes."""
+"""Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, because CPU caches are full of other
+weights, so only the second one measures plain decoding."""
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 _REMAINING = 100
-"""The tokens that each text is assumed to go on for: what a trial finds out may pay off in these."""
+"""The assumed number of tokens left in each text, in which the result of a trial can pay off."""
 _STRETCH = 0.03
-"""Seconds for which rounds are planned together, and learned from together, so that this takes no more than 0.2% of
-them: after each pass, whose weights fill the caches, every line of Python is slow."""
+"""Seconds of rounds that are planned, and learned from, together. It keeps this work below 0.2% of the time: Python is
+slow right after a pass, whose weights fill the CPU caches."""
 
 
 class Probe(NamedTuple):
-    """A few rounds that are spent on learning."""
+    """Consecutive rounds that are spent on learning."""
 
     prospect: Prospect | None
     """The shape and its forecast; None = plain rounds."""
     rounds: int
     """The remaining rounds."""
     least: float = 0.0
-    """The least seconds that a round is charged with, so that a lucky one doesn't lead straight to another."""
+    """The minimum seconds charged for a round, so that a lucky one doesn't lead straight to the next probe."""
 
     @property
     def warms_up(self) -> bool:
-        """Whether this round is plain and another plain one follows, which is the one that counts."""
+        """Whether this round is the first of a plain probe, which only warms up for the measured one."""
         return self.prospect is None and self.rounds > 1
 
 
@@ -54,7 +54,7 @@ class Explorer:
     """Proposes probes within the budget."""
 
     def __init__(self, trial_rounds: int = 1) -> None:
-        """`trial_rounds`: the rounds of a trial, for drafts that show nothing in a single one."""
+        """`trial_rounds`: the rounds of a trial; more than one for drafts that take several rounds to fill in."""
         self._trial_rounds = trial_rounds
         # the first ones are free, since nothing is known before them
         self.probes = Budget(_PROBE_BUDGET, math.inf)
@@ -75,14 +75,14 @@ class Explorer:
         self._since = math.inf
 
     def ahead(self, planned: TreeSpec | None, seconds: float, left: float) -> int:
-        """How many more rounds of `seconds` may be like `planned`; `left` is a row's room in tokens."""
+        """How many more rounds of `seconds` may reuse `planned`; `left` is the longest row's room in tokens."""
         more = int(_STRETCH / seconds)
         if planned is None:
             return more
         return 0 if planned.keeps_candidates or left < (1 + more) * (planned.depth + 2) else more
 
     def while_drafting(self, prospects: Prospects, used: Prospect, analysis: float) -> Probe | None:
-        """An affordable probe next to drafts of a shape, if any; larger ones also cost the `analysis` of candidates."""
+        """A probe that the budget allows, if any; one of a larger shape also costs the `analysis` of candidates."""
         least = _LEAST * used.seconds
         plain = self._turn % 2 == 0
         which = self._turn // 2
@@ -101,13 +101,13 @@ class Explorer:
     def while_plain(
         self, prospects: Prospects, sample: Callable[[], Array], reading: Callable[[], float]
     ) -> Probe | None:
-        """A trial of the texts if what it may find out is worth more than it costs.
+        """A trial of the texts if the expected value of its result exceeds its cost.
 
-        `sample` gives samples [S] of the tokens per second that drafts may make. Each saves some time in the tokens to
-        come, or drafts aren't used. The mean is the value of knowing which it is (Howard, "Information value theory",
-        1966). The cost includes the `reading` of deferred pairs, in seconds.
+        `sample` gives samples [S] of the tokens per second with drafts. Under each sample, drafts save some time in the
+        remaining tokens, or they aren't used and save none. The mean is the value of information (Howard, "Information
+        value theory", 1966). The cost includes the `reading` of deferred pairs, in seconds.
         """
-        if self._since < _STRETCH:  # where copies are looked for, every round is planned
+        if self._since < _STRETCH:  # rounds that look for copies are planned one by one, which is too often for this
             return None
         self._since = 0.0
         rates = np.maximum(sample(), prospects.plain_rate)

@@ -1,8 +1,9 @@
 """The gain model: the expected nodes and accepted tokens of every tree shape, learned from earlier drafts.
 
 A node is kept if its value, the probability that it is accepted, reaches a threshold. So a shape consists of a beam
-width, a depth and a threshold, and a batch keeps the sum of what its rows offer above the threshold. Multiplying the
-average row by the number of rows gives the exact mean, however much rows differ.
+width, a depth and a threshold, and a batch keeps all nodes of its rows above the threshold. Because that is a sum over
+rows, multiplying the average row by the number of rows gives the exact mean, however much rows differ.
+
 Shapes: G groups, W widths, D depths, K bins, L thresholds, R rows, N nodes.
 """
 
@@ -36,8 +37,8 @@ _LEARNED_STATE = ("offered", "accepted", "sums", "weights", "best_sums", "best_w
 _RESUMED = 0.5
 _RENEWED = 256
 _VALUED = 64
-"""The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
-which node values are updated at the latest."""
+"""The weight of resumed statistics; the drafts after which statistics are saved again; the drafts after which node
+values are updated at the latest."""
 
 
 class Forecast(NamedTuple):
@@ -60,7 +61,7 @@ class GainModel:
         self.values: ValueTable = self._acceptance.table()
         self.texts = Texts()
         self.copies = Difficulty()
-        """How far copies come true in each text."""
+        """How well copies predict each text."""
         self._experience: Experience | None = None
         self._learned_rounds = 0
         """Drafts since what was learned was last saved."""
@@ -91,13 +92,13 @@ class GainModel:
         return dict(zip(_LEARNED_STATE, (*self._acceptance.counts, *self._supply.counts), strict=True))
 
     def keep(self) -> None:
-        """Save what was learned, now that there is time, if it is enough."""
+        """Save what was learned if there were enough drafts since the last time; called while the engine is idle."""
         if self._experience is not None and self._learned_rounds >= _RENEWED:
             self._experience.write(self._learned)
             self._learned_rounds = 0
 
     def resume(self, experience: Experience) -> None:
-        """Continue from `experience` at half its weight, as texts may have changed; save there what this model learns.
+        """Continue from `experience` at half its weight, because texts may have changed; later, save to it.
 
         What a model of other shapes has learned is ignored.
         """
@@ -111,10 +112,10 @@ class GainModel:
         self.settle()
 
     def settle(self, *, values: bool = True) -> None:
-        """Base forecasts on what the texts being written yield now, and on what is known about nodes.
+        """Base forecasts on the latest statistics of texts and nodes.
 
-        Node values are updated if `values` is set, or once there were a thirty-second more drafts: making them takes a
-        tenth of a small pass.
+        Node values are updated if `values` is set, or once the number of drafts has grown by 1/32. Not every time,
+        because that takes a tenth of a small pass.
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values = self._acceptance.table()
@@ -138,7 +139,7 @@ class GainModel:
             accepted += rows * np.minimum(sum(one.accepted for one in assumed) / rows * (rates[group] @ _WORTH), 1.0)
             reach = np.minimum(offers / rows * (best[group] @ _KEPT), 1.0)  # [D, L]
             idle *= (1.0 - reach) ** rows
-        # level 1 is always drafted, level d + 1 if some row's best at depth d goes on
+        # level 1 is always drafted, level d + 1 if the best node of some row at depth d is worth extending
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)
         levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), goes_on[:-1].cumsum(0)))
         return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)

@@ -9,22 +9,22 @@ _MANY_ROWS = 4
 _JUDGED_ROUNDS = 64
 """The rounds after which a number of rows is judged."""
 _HARDLY = 0.02
-"""The share of these rounds with drafts that counts as none."""
+"""If at most this share of these rounds drafted, the drafter counts as unused."""
 _SKIPPED = 8
 """The number of sequences that then go unobserved for each one that was observed."""
 _LATEST = 16
-"""The number of rounds that show how many rows there usually are."""
+"""The time constant, in rounds, of the running mean of rows."""
 
 
 class ObservationPolicy:
     """Decides, when a sequence begins, whether the drafter observes it.
 
-    Observing costs a resting drafter a few percent of a small target's round. If hardly any round drafted at a number
-    of rows (numbers up to the next power of two are counted together), several times as many of the sequences that
-    begin next go unobserved. With few rows every text is tried: one may be far easier than the last.
+    Observing for an idle drafter costs a few percent of a small target's round. Rounds are counted by their number of
+    rows (in octaves). If hardly any of them drafted, several times as many of the next sequences go unobserved as were
+    observed. With few rows every text is observed, because one may be far easier than the last.
 
-    Clients that wait for their answers leave together and come back one by one, so that a sequence is expected to have
-    as many neighbors as the latest ones had.
+    Clients that wait for their answers finish together and come back one by one. So a sequence that begins almost alone
+    is expected to get as many neighbors as the latest ones had.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ObservationPolicy:
         return True
 
     def round(self, rows: int, used: bool) -> None:
-        """Account for a round of `rows` rows, some observed; whether it `used` the drafter."""
+        """Account for a round of `rows` rows, some of them observed, which `used` the drafter or didn't."""
         load = rows.bit_length()
         self._rounds[load] += 1
         self._used[load] += used

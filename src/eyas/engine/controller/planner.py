@@ -2,9 +2,10 @@
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
 
-A drafter in use also reads the prompts that keep coming, so the time for that is spread over the tokens generated.
-Where a round selects its nodes after drafting, rows differ in length, and the cost of padding is added. Chains of equal
-length don't have it; they take the place of chains with the lowest threshold.
+A drafter in use also reads new prompts, so the time for that is spread over the generated tokens. Where a round selects
+its nodes after drafting, rows differ in length, and the cost of padding is added. Chains of equal length need no
+padding; they replace the chains with the lowest threshold.
+
 Shapes: W widths, D depths, L thresholds, R rows.
 """
 
@@ -23,9 +24,9 @@ from eyas.tree.acceptance import Array
 from eyas.tree.dynamic import DynamicTree
 
 _LONGEST = 2.0
-"""Assumed ratio of the nodes in the longest row to the average row's."""
+"""Assumed ratio of the longest row's nodes to the average row's."""
 _MANY = 64
-"""With this many pairs, each takes as long as one of a prompt's."""
+"""The number of pairs from which the time per pair is that of a long prompt."""
 _LARGEST = 64
 """The most tokens of a row's tree, its root included, that are recorded."""
 
@@ -54,7 +55,7 @@ class Prospect(NamedTuple):
         return (rows + self.accepted * factor) / self.seconds
 
     def recurring_tree(self, width: int, rows: int) -> DynamicTree:
-        """The shape as an accelerator records it: each row has its own nodes, and one of six numbers of them."""
+        """The shape as an accelerator records it: the same number of nodes in each row, 1, 3, 7, ... or 63."""
         nodes = min(1 << math.ceil(self.nodes / rows).bit_length(), _LARGEST) - 1
         return DynamicTree(min(self.shape.depth + 1, nodes), width, nodes)
 
@@ -97,7 +98,7 @@ class Prospects:
             + costs.observe_seconds(rows + self._accepted, rows)
             + costs.overhead
         )
-        if prompt_pairs:  # at the speed of a prompt's many pairs
+        if prompt_pairs:  # prompts are read many pairs at a time
             a_pair = costs.reading_seconds(_MANY, rows) / _MANY
             self._seconds += (rows + self._accepted) * prompt_pairs * a_pair
         self._rate: Array = (rows + self._accepted) / self._seconds
@@ -109,7 +110,7 @@ class Prospects:
         self._padded: dict[int, Array] = {}  # of padded positions, likewise
         self.plain_seconds = costs.plain_seconds(rows, lengths)
         self.catching_up = float(costs.observe_seconds(rows, rows))
-        """The additional seconds of a plain round between drafts: the next draft begins with reading its pairs."""
+        """The additional seconds of a plain round between drafts, because the next draft has to read its pairs."""
         self.plain_rate = rows / self.plain_seconds
 
     @cached_property
@@ -120,9 +121,9 @@ class Prospects:
 
     @property
     def trial(self) -> Prospect:
-        """A short chain with all that it offers: it shows what larger trees would yield, and costs little.
+        """A short chain with the lowest threshold, which shows at little cost whether the texts are guessed.
 
-        The nodes that are likely enough to pay would be too few to tell texts apart.
+        With the threshold that pays best, too few nodes would be verified to tell texts apart.
         """
         return self.of(Shape(0, min(self.best.shape.depth, 1), 0))
 

@@ -1,4 +1,4 @@
-"""The trees that an accelerator has recorded: recording one takes as long as dozens of passes."""
+"""The trees recorded as CUDA graphs, each of which takes as long to record as dozens of passes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from eyas.targets.shapes import USES, recurring
 from eyas.tree import TreeSpec
 
 _BUDGET = 0.02
-"""The share of all time that recording other shapes may take while drafts are made."""
+"""The share of all time that recording further shapes may take while one is in use."""
 _FIRST = 60.0
 """The assumed length of the first recording, in plain rounds."""
 
 
 class Recordings:
-    """Which trees are recorded, and what recording another would take.
+    """Which trees are recorded, and how long recording another one takes.
 
-    A tree's draft, a pass of its width and the reading of its pairs are recorded in the first rounds that use it.
+    The first rounds that use a tree record its draft, a pass of its width, and the reading of its pairs.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ class Recordings:
         self._latest = 0.0
         """Seconds that the latest recording took; 0 = not known."""
         self.usual = 0.0
-        """Seconds of a usual round that replays recordings; 0 = there was none."""
+        """Running mean of the seconds of rounds that only replay recordings; 0 = there was none."""
 
     def cost(self, wanted: Prospect, prospects: Prospects) -> float:
         """The seconds that it takes to record a shape; 0 if it is recorded already."""

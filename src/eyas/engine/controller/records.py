@@ -40,7 +40,7 @@ class RoundRecord(NamedTuple):
     drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
     overhead: float = 0.0
-    """Seconds that the previous round took beyond its `seconds`: to plan it, make room for it and learn from it."""
+    """Seconds that the previous round took besides its `seconds`: for planning, making room, and learning."""
     prompt_pairs: int = 0
     """Pairs of prompts that the drafter was given since the previous round, read or deferred."""
 
@@ -109,7 +109,7 @@ class ControllerState:
 
 
 class Totals:
-    """What the rounds so far had in common: running averages and counts."""
+    """Running averages and counts over the rounds so far."""
 
     def __init__(self) -> None:
         self._emitted = self._seconds = self._prompt_pairs = 0.0

@@ -1,8 +1,8 @@
 """The number of candidates that a drafter's network offers, by their probability.
 
-`Supply` counts the candidates that a row is offered, by depth and probability, for every beam width: a narrower
-beam offers the first w children of each node, and its beam is the first w of those among the wider one. About levels
-below the end of a draft only one thing is known: no deeper candidate is better than the best of the last level.
+`Supply` counts the candidates that a row is offered, by depth and probability, for every beam width. A wide beam shows
+what a narrow one of width w would have offered: the first w children of each node in it, and of its next beam the first
+w of those. Below the last level of a draft only one thing is known: no candidate is better than the best of that level.
 
 Shapes: G groups, K bins; R rows, W widths of the grid, D depths, F frontier nodes, C children of a level.
 """
@@ -28,26 +28,26 @@ _ROWS = 16
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """The values assumed for every node's children before any draft was seen."""
 _GRADES = 32
-"""The value of a node's best child is rounded to a multiple of 1 / this: what follows from it takes 5 ms to compute,
-once for each."""
+"""The value of a node's best child is rounded to a multiple of 1 / this, because `_alike` takes 5 ms for each one."""
 
 
 class Supply:
     """The average number of candidates that a row is offered, by group, beam width, depth and value.
 
-    Where nothing was drafted yet, below the end of all drafts above all, every node is assumed to have the children
-    that roots have: how sure a drafter is depends on its depth far less than on the text. They are assumed to be at
-    least as likely as usual, so that an unsure text isn't given up before deeper drafts were seen.
+    Where nothing was drafted yet, above all below the last level of all drafts, every node is assumed to have the
+    children that roots have, because a drafter's confidence depends far less on depth than on the text. They are
+    assumed to be no less likely than the prior's, so that a difficult text isn't given up before deeper drafts were
+    seen.
     """
 
     def __init__(self, widths: Sequence[int], depth: int, doubt: float = 1.0) -> None:
-        """`doubt`: the number of drafts that the assumption counts for while none is known."""
+        """`doubt`: the weight of the assumption, in drafts, before any draft was seen."""
         self.widths = tuple(widths)
         self._depth = depth
         self._doubt = doubt
         self._grid: Indices = np.array(widths)
         self._turn = 0
-        # what a beam offers beyond the next narrower one, so that narrow drafts correct the forecast of wide ones too
+        # differences to the next narrower beam, so that narrow drafts also correct the forecasts of wide ones
         self._sums: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._best_sums: Array = np.zeros((GROUPS, depth, BINS))
@@ -134,7 +134,7 @@ class Supply:
 
 
 def _averages(sums: Array, weights: Array, assumed: Array, doubt: float) -> Array:
-    """Averages, of which what is `assumed` is a part that vanishes as drafts become known."""
+    """Averages over drafts and a prior, `assumed`, whose weight fades out as drafts are counted."""
     part = doubt * np.maximum(1.0 - (1.0 - _SUPPLY_FADE) * weights, 0.0)  # fades like a draft that came first
     out: Array = (sums + part * assumed) / np.maximum(weights + part, 1e-9)
     return out

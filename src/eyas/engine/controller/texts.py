@@ -1,13 +1,13 @@
-"""What is known about each text: what the drafter offers in it, how much of that is accepted, and how often it guesses.
+"""How each text differs from the average: in what the drafter offers, and in how much of it is accepted.
 
-A node promises its value, the probability that nodes like it were accepted in all texts. A text's *offers* are the
-promised tokens per forecast one: a drafter is less sure of some texts than of others. Its *calibration* is accepted
-tokens per promised one. Forecasts are multiplied by both, and the values of nodes by the calibration.
+The tokens that a draft *promises* are the sum of its nodes' values, the acceptance rates of such nodes over all texts.
+A text's *offers* are promised tokens per forecast token: a drafter is less confident in some texts than in others. Its
+*calibration* is accepted tokens per promised token. Forecasts are multiplied by both, node values by the calibration.
 
-Whether a text is worth a trial can't follow from forecasts, which tell what the drafter offered in others. It follows
-from how likely the text's next token is guessed, which has a Beta distribution (`Explorer.while_plain`).
+Forecasts can't say whether a text is worth a trial, because they come from other texts. That is decided by a Beta
+distribution of the probability that the drafter guesses the text's next token (`Explorer.while_plain`).
 
-All begin from what the latest texts showed. R rows.
+All three start from the averages of the latest texts. R rows.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import numpy as np
 from eyas.tree.acceptance import Array
 
 _TOKENS = 5.0
-"""The tokens for which the expected offers and calibration of a text count."""
+"""The weight, in tokens, of the prior for a text's offers and calibration."""
 _DRAFTS = 2.0
-"""The drafts for which the expected share of guessed tokens counts: few, as texts differ much."""
+"""The weight, in drafts, of the prior for a text's share of guessed tokens. Low, because texts differ a lot."""
 _EARLIER = 1.0
-"""The weight, in texts, of a usual text in what is expected of a new one, next to the texts before it."""
+"""The weight of the typical text in the prior for a new one, where each earlier text counts as one."""
 _EARLIER_FADE = 0.9
 """The factor by which the weight of a text decays with each one that ends after it."""
 _GUESSED = 0.5
-"""The share of a usual text's tokens that is guessed."""
+"""The share of guessed tokens in a typical text."""
 _SAMPLES = 32
-"""The samples of a distribution: their mean decides, and drawing them takes some 30 microseconds."""
+"""The number of samples drawn from a distribution, which takes some 30 microseconds."""
 _FADE = 1.0 - 1.0 / 64.0
-"""The factor by which a text's own results decay with each round: a text may become easier, or harder."""
+"""The factor by which a text's own results decay with each round, since it may become easier or harder."""
 
 
 _USUAL: Array = np.array((1.0, 1.0, 1.0, 1.0, 1.0, _GUESSED))
 
 
 class Yield(NamedTuple):
-    """How a text compares with all others."""
+    """How a text compares with the average of all texts."""
 
     offers: float
     """Promised tokens per forecast one."""
@@ -58,9 +58,9 @@ class Evidence:
     """What the rounds of a text have shown so far."""
 
     forecast: float = 0.0
-    """The tokens that would have been promised if the text were like all others."""
+    """The tokens that drafts in an average text would have promised."""
     promised: float = 0.0
-    """The values of its nodes."""
+    """The sum of its nodes' values."""
     accepted: float = 0.0
     """Accepted tokens."""
     drafts: float = 0.0
@@ -86,7 +86,7 @@ class Evidence:
 
     @property
     def share(self) -> Array:
-        """[6] its sums in pairs, scaled to its weight among texts: 1 if much is known, however long it was."""
+        """[6] its three pairs of sums, scaled so that a text counts as at most 1, however long it was."""
         offers = np.array((self.forecast, self.promised)) / (self.forecast + _TOKENS)
         calibration = np.array((self.promised, self.accepted)) / (self.promised + _TOKENS)
         drafts = np.array((self.drafts, self.guessed)) / (self.drafts + _DRAFTS)
@@ -100,11 +100,11 @@ class Texts:
         self._evidence: dict[int, Evidence] = {}
         self._assumed: dict[int, Yield] = {}
         self._earlier: Array = _EARLIER * _USUAL
-        """The sum of a usual text's and the latest texts' `share`s."""
+        """The sum of the `share`s of the latest texts and of a typical one."""
         self._draw = np.random.default_rng(0)
 
     def follow(self, texts: Sequence[int]) -> None:
-        """The texts being written from now on; all others have ended."""
+        """Set the texts being written from now on; all others have ended."""
         current = set(texts)
         for text, evidence in self._evidence.items():
             if text not in current:
@@ -123,17 +123,17 @@ class Texts:
         return self._assumed.get(text) or self._yield(Evidence())
 
     def settle(self) -> None:
-        """Base forecasts on what is known now."""
+        """Base forecasts on the latest results."""
         self._assumed = {text: self._yield(evidence) for text, evidence in self._evidence.items()}
 
     @property
     def drift(self) -> float:
-        """What the texts being written yield now, compared with what the last forecast assumed."""
+        """Accepted tokens expected of the texts now, divided by those that the last forecast assumed."""
         assumed = sum(self.assumed(text).accepted for text in self._evidence)
         return sum(self._yield(text).accepted for text in self._evidence.values()) / assumed if assumed else 1.0
 
     def guessed(self) -> Array:
-        """[S] samples of the share of tokens that the drafter guesses in the texts being written, their mean."""
+        """[S] samples of the share of tokens that the drafter guesses, each a mean over the texts being written."""
         drafts, guessed = self._earlier[4:].tolist()
         prior = guessed / drafts
         right: Array = np.array([text.guessed + _DRAFTS * prior for text in self._evidence.values()])  # [R]

@@ -1,4 +1,4 @@
-"""The arm whose trees are sized by what their nodes are worth: a network's, looked-up ones, or both in one tree."""
+"""The arm whose trees are sized by their nodes' values: a network's trees, looked-up ones, or unions of both."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _ANALYZING = 0.005
 _MIN_PER_ROW = 4
 _MAX_PER_ROW = 64
 _FOUND = 64
-"""The most looked-up nodes in a round of one row; rounds of several rows may have a few more."""
+"""The most looked-up nodes in a round of one row; each further row adds a few."""
 
 
 class TreeArm(DraftArm):
-    """Trees of the shape that promises the most, cut to the nodes that pay."""
+    """Trees of the fastest shape, cut to the nodes that pay."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TreeArm(DraftArm):
         self._counts_freely = counts_freely
         self._analyzing = Pace(_ANALYZING, least=1, most=64)
         self._made: dict[Hashable, TreeSpec] = {}
-        """The trees of a plan. Each is made once: making one takes several percent of a small target's pass."""
+        """The trees of a plan, kept because making one takes several percent of a small target's pass."""
 
     @property
     def analysis(self) -> float:
@@ -128,7 +128,7 @@ class TreeArm(DraftArm):
             most = _MAX_PER_ROW
             nodes += _FOUND
         if self._counts_freely and chooses:
-            # prices select the nodes, except in probes that learn about prices; the budget only ends their list
+            # prices select the nodes, except in probes, which verify all; the budget only bounds the list of prices
             nodes = 3 * nodes + 4 * rows + 8
             rate = max(prospect.rate, self._prospects.plain_rate)
             prices = self._prospects.prices(rate, nodes)
@@ -149,7 +149,7 @@ class TreeArm(DraftArm):
         )
 
     def _copies_alone(self, rows: int) -> PlannedTree:
-        """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
+        """The tree of a round in which the drafter only looks up: the nodes that pay among those found."""
         nodes = min(_MAX_PER_ROW * rows, _FOUND + 4 * rows)
         return PlannedTree(
             SharedTree(depth=_MAX_PER_ROW, width=self._widths[-1], budget=nodes, per_row=_MAX_PER_ROW),
@@ -167,7 +167,7 @@ class TreeArm(DraftArm):
         return drafted
 
     def _learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
-        """Learn from a draft: from its nodes if reading them takes no sync, or the draft was made for that."""
+        """Learn from a draft; from its nodes only if reading them takes no sync, or the draft was made for that."""
         draft, spec = record.draft, record.spec
         if draft is None or spec is None:
             return 0

@@ -1,8 +1,8 @@
 """The arm of lookahead decoding, whose window runs as a whole or not at all.
 
-A window can't be sized by what its nodes are worth: its scratch nodes are never accepted, and the n-grams of later
-rounds come from all of them. Scratch nodes and candidates both count as nodes. What a row accepts, and how many nodes
-it has, are running averages.
+A window can't be sized by its nodes' values, because its scratch nodes are never accepted, yet the n-grams of later
+rounds come from all of them. Scratch nodes and candidates both count as nodes. The accepted tokens and the nodes of a
+row are running averages.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ assumption, in rounds of one row."""
 _FADE = 1.0 - 1.0 / 50.0
 """The factor by which running averages decay with each round."""
 _TRIAL = 4
-"""Rounds of a trial for each level of the window, which fills in as many rounds as it has levels."""
+"""Rounds of a trial for each level of the window, because the window takes one round per level to fill."""
 _SAMPLES = 32
-"""The samples of what a window may bring: their mean decides."""
+"""The number of samples of the tokens that a row may accept."""
 
 
 class WindowGain:
@@ -85,7 +85,7 @@ class WindowGain:
 class WindowArm(DraftArm):
     """Windows, in every row of a round or in none."""
 
-    depth = 1  # to a plan it is one step
+    depth = 1  # a window runs in one pass, so a plan sees a single level
 
     def __init__(self, window: LookaheadTree) -> None:
         self._window = window
