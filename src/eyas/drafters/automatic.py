@@ -31,7 +31,7 @@ RUNS = Path("runs")
 
 
 class Candidate(NamedTuple):
-    """A drafter that may be taken."""
+    """A drafter that may fit the target."""
 
     source: str | None
     """Its folder or file; None = it is in the target's own files."""
@@ -97,7 +97,7 @@ def advice(model: str | Path) -> str | None:
         if heads is not None and heads != files.gguf:
             return f"{model} has a drafter next to it, {heads.name}: {_USE}"
         told = _heads_of_model(files) if heads is None else _IN_FILE
-    except EyasError:  # whatever it is, loading the model reports it
+    except EyasError:  # loading the model reports it
         return None
     return None if told is None else f"{model} comes with a drafter, MTP heads {told}: {_USE}"
 

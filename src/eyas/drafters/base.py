@@ -1,8 +1,7 @@
-"""The protocol between the engine and a drafter: `SlotPairs`, its pairs of each sequence, and `Drafter`.
+"""The protocol between the engine and a drafter: `Drafter`, and `SlotPairs`, the store of each sequence's pairs.
 
-`DeferredPairs` are those that it hasn't read yet.
-
-A pair is what a drafter learns from: the target's state at a position and the token that follows it.
+A pair is a drafter's input: the target's state at a position and the token that follows it. `DeferredPairs` holds pairs
+that haven't been read yet.
 
 Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hidden.
 """

@@ -49,7 +49,7 @@ from eyas.verify import Coupling, Warp
 _CHUNK = 512
 """Maximum number of deferred pairs that one pass reads, over all rows."""
 _MAX_SPLIT_PAIRS = 16
-"""Pairs up to which one pass over all takes less time than one over all but each row's last, and one over these."""
+"""Up to this many pairs, one pass over all is faster than one for all but each row's last, and another for those."""
 
 
 class SavedNetworkPairs(NamedTuple):

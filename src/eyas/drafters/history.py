@@ -19,14 +19,14 @@ from eyas.types import NO_OWNER, Owner
 from eyas.verify import Coupling
 
 LONGEST_MATCH = 64
-"""The tokens over which a match is measured; longer ones are as good as certain."""
+"""The length up to which matches are measured; longer ones are practically certain to continue."""
 
 
 def continuation_rate(length: int) -> float:
     """The probability that a text that was copied for `length` tokens is copied for one more.
 
     So it is copied for n more with probability length / (length + n): the longer a copy, the longer it is likely to
-    continue. What copies are worth in the current texts is learned by this probability (`eyas.tree.acceptance`).
+    continue. The values of copies in the current texts are learned as a function of it (`eyas.tree.acceptance`).
     """
     return length / (length + 1)
 

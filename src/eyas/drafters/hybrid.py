@@ -1,9 +1,9 @@
 """Two drafters in one: guesses of a model, a network or a small LM, and lookups such as copied passages, in one tree.
 
-Both hold the same pairs. A lookup costs almost nothing, so it comes first. If what it found will bring more tokens in
-the network's time than the network would add to it, the network computes nothing and its pairs are deferred. Otherwise
-both trees are united (`eyas.tree.union`). Nodes are kept by the measured acceptance of similar nodes: by the engine's
-statistics or, for specs without them, by the drafter's own.
+Both hold the same pairs. A lookup costs almost nothing, so it comes first. If copies alone are expected to make more
+tokens in the network's time than the network would add, the network computes nothing and its pairs are deferred.
+Otherwise both trees are united (`eyas.tree.union`). Nodes are kept by the measured acceptance of similar nodes: by the
+engine's statistics or, for specs without them, by the drafter's own.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
@@ -144,7 +144,7 @@ class HybridDrafter(Drafter):
         self.default_tree = network.default_tree
         self._values = LearnedValues()
         self._mean_accepted: float | None = None
-        """The usual number of accepted tokens per row when the network drafts; None = it never did."""
+        """Running mean of the accepted tokens per row when the network drafts; None = it never did."""
         self._last: _Drafted | None = None
         self._drafting: float | None = None
         self._verifying: float | None = None
@@ -226,8 +226,8 @@ class HybridDrafter(Drafter):
 
         With c[k] and n[k], how likely copies and guesses are right down to level k, a round brings 1 + sum(c) tokens
         without guesses, and at most sum(n * (1 - c)) more with them. The network computes its levels for all rows
-        together, so it drafts for all rows if it is worth its time. It isn't left out for copies that promise less than
-        it usually brings, or less than a token: it might then never be asked again.
+        together, so it drafts for all rows if it is worth its time. It always drafts if copies promise less than its
+        own average, or less than a token, because otherwise it might never be used again.
         """
         if self._mean_accepted is None or self._drafting is None or not self._verifying:
             return False

@@ -109,7 +109,7 @@ def make_drafter(
 
 
 def _first_that_loads(options: DrafterOptions, target: Target, tokenizer: Any, model: str | Path | None) -> Drafter:
-    """The first drafter of a target that loads, or else suffix decoding; what was taken is reported, and why."""
+    """The first drafter of a target that loads, or else suffix decoding; the log says which one, and why."""
     if model is None:
         raise UsageError("a drafter is looked for by its target's files: give them, or a drafter")
     plus = "" if options.method is None else options.method
@@ -226,7 +226,7 @@ def drafter_layout(target: Target, quantize: str | None = None) -> type[Prepacke
     Raises UsageError.
     """
     check_quantize(quantize)
-    # beside native passes a drafter has native passes, too, even where oneDNN reads prompts faster in bfloat16
+    # with a native target the drafter has native passes, too, even where oneDNN reads prompts faster in bfloat16
     layout = NativeLinear if target.native is not None else best_layout(target.device, target.dtype)
     if quantize in _LAYOUTS and (target.device.type != "cpu" or kernels() is None):
         raise UsageError(f"a drafter runs in {quantize} on a CPU with eyas's own kernels only: leave quantize out")

@@ -1,6 +1,6 @@
-"""Copies from what a request says that its answer repeats: OpenAI's predicted outputs, such as the file that is edited.
+"""Copies from a request's prediction of its answer (OpenAI's predicted outputs), such as the file being edited.
 
-Requests without a prediction are decoded as without a drafter, so a server without one can have it at no cost.
+Requests without a prediction are decoded as without a drafter, so it costs nothing in a server without another drafter.
 """
 
 from __future__ import annotations

@@ -250,6 +250,8 @@ def _walk(
         table = of_walk.tolist()
         walk = replace(walk, fetched=table, tree=tree.unpacked(rest[0]) if packed else tree)
         flat = None if flat is None else rest[-1]
+    # a row of `Walk.table`: accepted, offered, nodes, then `width` tokens, then `width` node indices; `accepted + 1` of
+    # each are used
     width = walk.steps
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]

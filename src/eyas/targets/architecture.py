@@ -1,6 +1,6 @@
 """What eyas must know about a model's architecture, read from its config and modules, never from its name.
 
-`refuse_unsupported` judges a model before any weight is read. `logits_agree` checks at load whether a model run in
+`refuse_unsupported` checks a model before any weight is read. `logits_agree` checks at load whether a model run in
 another way still computes the same logits.
 """
 

@@ -1,6 +1,6 @@
 """What runs a target's passes: the model's own modules, native code on a CPU, or CUDA graphs of the modules.
 
-All three give the same results for the same tokens. What an engine has to know of the difference is here.
+All three give the same results for the same tokens. This file has all that an engine must know about their differences.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Backend(Protocol):
 
     @property
     def warmup(self) -> int:
-        """Passes of a shape before those that take as long as all later ones."""
+        """How many first passes of a shape don't take the time of later ones."""
 
     def running(self) -> AbstractContextManager[None]:
-        """The context that passes run in: how many threads torch uses."""
+        """The context that passes run in, which sets how many threads torch uses."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModulesBackend:
     """The modules of transformers."""
 
     single_threaded: bool = False
-    """Whether torch has so little to do at a time that its threads would only wait for each other."""
+    """Whether torch runs on one thread, because its work is so small that threads would only wait for each other."""
     name = "modules"
     records = False
     warmup = 0

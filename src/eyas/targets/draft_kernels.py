@@ -61,7 +61,7 @@ class DraftKernels(Protocol):
 
 
 class UnreadLogits(NamedTuple):
-    """Logits that nobody has asked for yet: kernels rank guesses without."""
+    """Logits that are computed only when they are read, because kernels rank guesses without them."""
 
     states: Tensor  # [R, W, H]
     kernels: DraftKernels
@@ -71,5 +71,5 @@ class UnreadLogits(NamedTuple):
         return self.kernels.logits(self.states)
 
     def of_node(self, node: int) -> UnreadLogits:
-        """Those of one node, [R, 1, Vd]."""
+        """The logits of one node, [R, 1, Vd]."""
         return self._replace(states=self.states[:, node : node + 1])

@@ -21,7 +21,7 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of every weight's name, shape and first 1024 values, as 16 hexadecimal digits.
 
     Values are read as bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32. Prepacked
-    linears make no difference. For a model that was changed after loading, it is the one that was kept before.
+    linears make no difference. For a model that was changed after loading, it is the one that `keep_fingerprints` kept.
     """
     kept: tuple[str, ...] | None = getattr(model, _KEPT, None)
     return _digest(_samples(model)) if kept is None else kept[0]

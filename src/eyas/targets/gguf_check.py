@@ -1,7 +1,7 @@
-"""Comparing a target with its GGUF file after transformers built it.
+"""Comparing a target with its GGUF file after transformers has built it.
 
-The config states what the file says, but a class may read a value elsewhere, or not at all. So what the modules really
-compute with is compared with the file's facts.
+The config states what the file says, but a class may read a value elsewhere, or not at all. So the values that the
+modules actually use are compared with the file's.
 """
 
 from __future__ import annotations

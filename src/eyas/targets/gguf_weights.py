@@ -59,7 +59,7 @@ def read_weights(
 
 
 def _log_dequantized(opened: Gguf, names: Iterable[str], dtype: torch.dtype) -> None:
-    """Log what it costs that the blocks of the tensors `names` can't stay packed, unless that is little."""
+    """Log how much memory it takes that the tensors `names` can't stay packed, unless that is little."""
     blocks = [info for name in names if (info := opened.tensors[name]).type not in PLAIN_TYPES]
     before = sum(info.size for info in blocks)
     after = sum(prod(info.shape) for info in blocks) * dtype.itemsize

@@ -24,7 +24,7 @@ from eyas.targets.shapes import USES, recurring
 
 _LOG = logging.getLogger("eyas")
 _MAX_TOKENS = 256
-"""Maximum number of tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
+"""Maximum number of tokens of a recorded pass. Larger ones keep a GPU busy while their kernels are launched, anyway."""
 _MAX_GRAPHS = 128
 _COLUMNS = 256
 """Columns of keys are rounded up to a multiple of this, or of a quarter of the power of two below them if greater."""

@@ -1,4 +1,4 @@
-"""What a decoder in kernels of our own has to offer, to run a target's passes instead of its modules.
+"""The protocol of decoders in kernels of our own, which run a target's passes instead of its modules.
 
 There are two: `native/decoder.py` on a CPU and `triton/decoder.py` on a GPU. `passes.py` says which tokens a pass runs.
 

@@ -1,8 +1,8 @@
 """Linear layers for a CPU: weights prepacked for its matrix kernels.
 
 For few tokens, a plain `nn.Linear` reads its row-major weight at little more than half the memory bandwidth. oneDNN's
-own blocked layout is read at full bandwidth, which is what limits decoding. Modules are replaced generically, as
-quantization libraries do it, without touching model code. Results stay the same up to float rounding.
+own blocked layout is read at full bandwidth, and bandwidth is what limits decoding. Modules are replaced generically,
+as quantization libraries do it, without touching model code. Results stay the same up to float rounding.
 """
 
 from __future__ import annotations

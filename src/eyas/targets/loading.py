@@ -87,7 +87,7 @@ def load_target(
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
     the model through `torch.compile`. On a GPU, passes over few tokens are CUDA graphs unless `compiled` or `eager`.
     `prepacked` packs the weights of linears for the CPU's kernels; None does so where there are such kernels, unless
-    the model is compiled: the compiler has its own layout and refuses these.
+    the model is compiled, because the compiler has its own layout and refuses these.
     `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, and the head in 8: on a CPU with native
     kernels, where the embedding is in 8 bits too and inputs of products are rounded to 8, or in Triton. `keep_panels`
     keeps weights in 4 and 8 bits in the user's cache as the native kernels read them, so that later loads map them
@@ -451,7 +451,7 @@ def read_model(
         raise ModelError(f"can't load the target {files}: {why_unreadable(error)}") from error
     # peft compares it; transformers doesn't set it when given tensors
     loaded.name_or_path = source if adapter is None else adapter.base
-    if given:  # otherwise transformers has read it
+    if given:  # if not, transformers has read the weights
         loaded.generation_config = read_generation_config(source)[0]
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)

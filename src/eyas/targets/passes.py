@@ -75,12 +75,12 @@ class VerifyOutput(NamedTuple):
 
 
 def unchanged(out: Any) -> Any:
-    """What most models apply to their head's output. A module that does nothing would take longer to call."""
+    """What most models apply to their head's output. It is a function because calling an `nn.Identity` takes longer."""
     return out
 
 
 _DENSE_PASS = 64
-"""Tokens from which on a pass that multiplies with a CPU's vectors is bound by compute instead of memory."""
+"""Tokens from which on a pass with a CPU's vector instructions is compute-bound, not memory-bound."""
 
 
 class PrefillChunk(NamedTuple):
@@ -266,7 +266,7 @@ class Passes(EmbeddingAndHead):
 
     @property
     def dense_pass(self) -> int | None:
-        """Tokens from which on a pass takes time in proportion to them; None = larger passes are always better."""
+        """Tokens from which on a pass's time is proportional to them; None = larger passes are always better."""
         return _DENSE_PASS if multiplies_by_vectors(self.model) else None
 
     def prefill(

@@ -2,7 +2,7 @@
 
 On a CPU, eyas itself reads the integers of AWQ, GPTQ and compressed-tensors (`quantized_weights.py`). Quantized layers
 of other libraries stay as they are. But where transformers would multiply by float weights anyway, it is made to
-dequantize at load and not before the first pass. The model is then a plain one, with native passes, and that is the
+dequantize at load instead of before the first pass. The model is then a plain one, with native passes, and that is the
 model whose output speculation reproduces.
 """
 

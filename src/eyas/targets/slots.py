@@ -39,7 +39,7 @@ _MIN_COPIED_COLUMNS = 64
 """Fewer columns of a slot than this aren't worth copying ahead of a reshape."""
 _GRANULE, _FLOOR = 64, 256
 _MAX_GROWTH = 4096
-"""Maximum number of columns added beyond those needed: even so, long sequences are rarely copied."""
+"""Maximum number of columns added beyond those needed. Even with this limit, long sequences are rarely copied."""
 
 
 class KVShape(NamedTuple):
@@ -356,7 +356,7 @@ class Reshaping:
             self._copy(self._done % len(self._pieces), lengths, _MIN_COPIED_COLUMNS)
             self._done += 1
             if time.perf_counter() > end:
-                return self._done >= 2 * len(self._pieces)  # else the row that waits for it might wait forever
+                return self._done >= 2 * len(self._pieces)  # the row that waits for it mustn't wait forever
         self._worthwhile_length = sum(lengths) + _MIN_COPIED_COLUMNS * len(lengths)
         return True
 
@@ -489,13 +489,13 @@ class CacheRoom:
         return self._sparse(columns) or self.fits([columns] * slots)
 
     def exhausted(self) -> None:
-        """Record that memory ran out for the rectangle of `cover`: stay well below it until the engine is idle."""
+        """Record that memory ran out for the rectangle of `cover`; half of it is the limit until the engine is idle."""
         self._memory_limit = self.tokens // 2
         self.slots = 0
         self.planned = None
 
     def shrink(self) -> bool:
-        """Give back what the busy period that just ended hasn't needed; return whether the rectangle changed."""
+        """Give back what wasn't needed since the engine was last idle; return whether the rectangle changed."""
         slots, columns = self._peak
         self._peak = (0, 0)
         self._memory_limit = math.inf

@@ -381,7 +381,7 @@ class StateCopies:
 
     @property
     def max_copies(self) -> int:
-        """Most times that a slot's states are in memory: committed, staged, and two copies if copies are made."""
+        """Maximum number of copies of a slot's states in memory: committed, staged, and two more if copies are kept."""
         return 2 if self.every is None else 4
 
     def of(self, slot: int) -> Mapping[int, States]:

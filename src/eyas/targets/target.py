@@ -61,10 +61,10 @@ class Target(Passes):
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without using the slots.
 
-        What stands at padded positions means nothing.
+        The states at padded positions are meaningless.
         """
         with self.backend.running(), without_cudnn_attention():
-            if self.native is not None:  # by the passes that serve, two to six times as fast as the modules
+            if self.native is not None:  # native passes are two to six times as fast as the modules
                 return _in_chunks(self, tokens, lengths.tolist(), taps, NATIVE_CHUNK)
             if tokens.shape[1] <= MAX_UNCHUNKED:
                 return _whole(self, tokens, lengths, taps)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import torch
 
 _MULTIPLICATIONS_PER_THREAD = 1 << 17
-"""Multiplications that make a further thread worth synchronizing with between two steps of a pass."""
+"""Multiplications for which one more thread is worth a synchronization between two steps of a pass."""
 _THREADS: ContextVar[int | None] = ContextVar("threads of native passes", default=None)
 
 

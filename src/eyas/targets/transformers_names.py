@@ -93,7 +93,7 @@ def layers_of(states: Any) -> Numbered:
 
 
 def config_value(config: Any, name: str) -> Any:
-    """What a config states for all layers that aren't listed with their own value; None if it doesn't."""
+    """A config's value for all layers without a value of their own; None if it has none."""
     return vars(config).get(name) if getattr(config, "is_heterogeneous", False) else getattr(config, name, None)
 
 

@@ -181,7 +181,7 @@ class PassTrial:
         return False
 
     def _agree(self, gaps: Tensor) -> bool:
-        """Whether `gaps` [trials, 4] of the first trials suffice. More noise only allows more, so they stay enough."""
+        """Whether `gaps` [trials, 4] of the first trials suffice; measuring more noise can only allow larger gaps."""
         rounding = _ROUNDING if self._target.dtype == torch.float32 else _ROUNDING_OF_HALVES
         while 2 * len(gaps) >= len(self._firsts):
             allowed = rounding + _ALLOWED_NOISE * max(self._noise, default=0.0)
@@ -225,7 +225,7 @@ def first_tokens(target: Passes) -> list[int]:
 
 
 def half_agree(trials: Iterable[bool], count: int) -> bool:
-    """Whether at least half of `count` trials agree; stops when that is sure."""
+    """Whether at least half of `count` trials agree; stops once that is decided."""
     agree = 0
     for number, agrees in enumerate(trials, 1):
         agree += agrees

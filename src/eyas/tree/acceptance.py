@@ -28,7 +28,7 @@ GROUPS = 2
 """Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores.
 Nodes of source s (`eyas.tree.draft_tree.Source`) in rows of group g are in group s * GROUPS + g."""
 _PRIOR = 8.0
-"""The number of nodes that a bin's prior counts for."""
+"""The weight of a bin's prior, in nodes."""
 _EXPONENTS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
 _BIN_POWERS: Array = np.exp(np.multiply.outer(_EXPONENTS, BIN_CENTERS))
@@ -38,13 +38,13 @@ _PRIOR_WEIGHT = 2.0
 _DECAY = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
 _MAX_QUEUED_ROUNDS = 64
-"""Maximum number of rounds counted together: a round's few nodes aren't worth a dozen array operations."""
+"""Maximum number of rounds counted together, because a round's few nodes aren't worth a dozen array operations."""
 _UPDATE_INTERVAL = 16
-"""Values are updated after so many drafts learned from, and initially at doubling intervals."""
+"""Values are updated after this many drafts, and initially at doubling intervals."""
 
 
 class GradedStep(NamedTuple):
-    """A step of a copy whose parent came true, and whether it did."""
+    """A step of a copied continuation whose parent was right, and whether the step was right."""
 
     later: bool
     """Whether it isn't its parent's first child."""
@@ -53,9 +53,9 @@ class GradedStep(NamedTuple):
 
 
 def graded(proposal: Proposal, emitted: Sequence[int]) -> list[GradedStep]:
-    """Grade all that was found by the tokens that a row `emitted` next, whether it was verified or not.
+    """Grade the steps of a `proposal`, verified or not, by the tokens that its row `emitted` next.
 
-    So it needs no trials to learn what copies are worth.
+    So the values of copies are learned without trials.
     """
     steps = list[GradedStep]()
     if not proposal.tokens:
@@ -86,7 +86,7 @@ class Acceptance:
         self._rates: Array = np.zeros_like(self._offered)
         self._table: ValueTable | None = None
         self._stale: set[int] = set(range(groups))
-        """Groups with news since the last table: updating all of them would take a tenth of a small pass."""
+        """Groups with new counts since the last table. Updating all of them would take a tenth of a small pass."""
 
     def learn_tree(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
         """Count the nodes of a verified tree on the host whose parents were accepted.
@@ -96,7 +96,7 @@ class Acceptance:
         sources = [[0] * tree.size] * len(paths) if tree.sources is None else tree.sources.tolist()
         columns = (tree.acceptable.tolist(), tree.parents.tolist(), tree.logprob.tolist(), sources)
         tested = []
-        for row, (path, *nodes) in enumerate(zip(paths, *columns, strict=True)):  # lists: few nodes are tested
+        for row, (path, *nodes) in enumerate(zip(paths, *columns, strict=True)):  # lists, for few nodes
             walked = set(path)
             begun = set[tuple[int, int]]()
             logprobs = nodes[2]

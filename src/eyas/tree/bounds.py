@@ -10,7 +10,7 @@ _MAX_SIZES = {
     "length": 1024, "depth": 256, "top_k": 256, "nodes": 1024, "width": 256, "budget": 16384, "per_row": 1024,
     "window": 128, "ngram": 16, "guesses": 128,
 }  # fmt: skip
-"""Maximum sizes: a tree of N nodes needs an N x N mask per row, and drafters can bring tree names, too."""
+"""Maximum sizes. They are needed because a tree of N nodes takes an N x N mask per row, and drafters can name trees."""
 
 
 def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:

@@ -43,7 +43,7 @@ class Source(IntEnum):
     BOTH = 2
     """The drafter's network and a copied passage agree on it."""
     DISPUTED = 3
-    """A copied passage continues with it, but the network's guesses for the same place are others."""
+    """A copied passage continues with it, but the network guesses other tokens there."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class NetworkDraft:
-    """How a network drafted a batch of trees, for whoever chooses the next ones."""
+    """How a network drafted a batch of trees, for planning the next ones."""
 
     levels: int = 0
     """Levels that it computed, if the host knows; fewer than planned if another level wasn't worth it."""
@@ -118,9 +118,9 @@ class Lookup:
     seconds: float = 0.0
     """Time spent looking for copies and merging them with the network's nodes."""
     proposals: Sequence[Proposal] = ()
-    """[B] all that was found, if `alone`: nodes that weren't worth verifying are graded by what follows, too."""
+    """[B] everything that was found, if `alone`, because nodes that weren't verified are graded, too."""
     predicted: Sequence[bool] = ()
-    """[B] whether the row's copies come from what its answer was predicted to be; empty = nobody's do."""
+    """[B] whether the row's copies come from its request's prediction; empty = no row's do."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class DraftTree:
         return torch.cat([part.to(torch.int64) for part in parts if part is not None], dim=1)
 
     def unpacked(self, packed: Tensor) -> DraftTree:
-        """The same trees on the host, of a copy there of what `packed` returned."""
+        """The same trees on the host, from a host copy of what `packed` returned."""
         count = 4 + (self.scratch is not None) + (self.sources is not None)
         tokens, parents, valid, bits, *others = packed.view(len(packed), count, self.size).unbind(1)
         rest = iter(others)
@@ -465,12 +465,12 @@ def all_valid(batch: int, nodes: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def cells(batch: int, nodes: int, device: torch.device) -> Tensor:
-    """[batch, nodes] the cells of a table, counted row by row."""
+    """[batch, nodes] the indices of a table's cells, row by row."""
     return torch.arange(batch * nodes, device=device).view(batch, nodes)
 
 
 class NodeDraws(NamedTuple):
-    """How each row's tokens are drawn from logits that aren't processed otherwise."""
+    """How each row's tokens are drawn if temperature and noise are the only processing of logits."""
 
     divisors: Tensor  # [B] float32, of the logits
     scales: Tensor  # [B] float32, of the noise
@@ -500,13 +500,13 @@ class NodeLogits:
 
     @property
     def chooses(self) -> bool:
-        """Whether tokens are chosen faster for all nodes at once than from the logits of some."""
+        """Whether choosing tokens for all nodes at once is faster than reading the logits of some."""
         return self.index.device.type != "cpu"
 
     def drawn(self, draws: Callable[[], NodeDraws | None], depth: Tensor) -> Tensor | None:  # noqa: ARG002
-        """[B, 1 + N] the token drawn at every node of `depth` [B, 1 + N]; None if that takes the logits.
+        """[B, 1 + N] the token drawn at every node of `depth` [B, 1 + N]; None if that needs the logits.
 
-        `draws` makes what it is drawn by; None = that takes the logits.
+        `draws` says how tokens are drawn; if it returns None, that needs the logits.
         """
         return None
 

@@ -1,7 +1,7 @@
 """Dynamic trees for a whole batch under one node budget.
 
 Every row grows candidates as in EAGLE-2 (a beam of `width`). At the end the `budget` most valuable candidates of all
-rows together are kept, so a row whose drafter is sure gets many nodes and an unsure one few or none. A path's value is
+rows together are kept, so a row with a confident drafter gets many nodes and others few or none. A path's value is
 its probability, or the product of its steps' values in a `ValueTable`. A parent is never worth less than its child and
 comes before it, so ties can't separate them.
 
@@ -138,8 +138,8 @@ class PlannedTree(TreeSpec):
     prices: tuple[float, ...] | None = None
     """Tokens that verifying 1, 2, ... nodes must gain to be worth its time; need be neither convex nor concave."""
     alone: float | None = None
-    """The price of the round without nodes. With it, a round that makes more tokens than its price says is worth that
-    much itself (`values.most_profitable`)."""
+    """The price of the round without nodes. If it is given, nodes are chosen for the most tokens per price, where that
+    is more than one (`values.most_profitable`)."""
     padding_prices: tuple[float, ...] | None = None
     """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
     values: ValueTable | None = None

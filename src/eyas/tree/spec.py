@@ -4,7 +4,7 @@
 whose budget is for the whole batch; `lookahead:W,N,G`, for that method only. With `auto` and `auto:chain`, a
 controller chooses.
 
-torch is imported only when a tree is made: command lines check names before they know whether they need it.
+torch is imported only when a tree is made, because command lines check names before they know whether they need it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from eyas.tree.draft_tree import DraftTree, Lookup, NetworkDraft, Source, TreeSp
 from eyas.tree.values import ValueTable
 
 _COPY_SOURCES = frozenset((Source.LOOKUP, Source.DISPUTED))
-"""The sources of nodes that no network guessed."""
+"""The sources of nodes that the network didn't guess."""
 _MAX_STEP = -1e-6
 """Upper bound on a step's logarithm, so that a child is worth less than its parent despite rounding."""
 
@@ -236,7 +236,7 @@ class _Rows(NamedTuple):
 def _united_on_host(
     spec: TreeSpec, network: DraftTree | None, copies: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
-    """`unite` in lists: between two passes each operation of PyTorch takes as long as a dozen nodes."""
+    """`unite` with lists, because between two passes a PyTorch operation takes as long as a dozen nodes."""
     rows = _Rows.of(network, copies)
     depth = max(copies.max_depth, 0 if network is None else network.max_depth)
     worth = rows.worth(values, groups, spec.calibrations, spec.copy_exponents)
@@ -254,7 +254,7 @@ def _united_on_host(
 
 
 def _copied(sources: Tensor) -> Tensor:
-    """Which nodes no network guessed."""
+    """Which nodes the network didn't guess."""
     return (sources == int(Source.LOOKUP)) | (sources == int(Source.DISPUTED))
 
 

@@ -170,7 +170,7 @@ def most_profitable_of_a_row(
 ) -> list[int]:
     """`most_profitable` for a single row [M], which has no padding: its nodes, the most valuable first.
 
-    In lists, because few candidates take less time than an operation on an array.
+    It works on lists, because a few candidates take less time than one array operation.
     """
     order = sorted(range(len(values)), key=values.__getitem__, reverse=True)[: limit or len(values)]
     total = best = 0.0

@@ -1,13 +1,13 @@
 """Constrained output: the grammar state of each sequence, and which tokens and tree nodes its grammar allows.
 
-Following a grammar is host work on small objects: copying a matcher takes about a microsecond, so every tree node gets
-its own, and a branch can't affect the sequence. The grammar decides when an answer may end, the model with which token:
-end tokens are allowed where the grammar is satisfied, and are the only tokens allowed once it is complete.
+Following a grammar is host work on small objects. Copying a matcher takes about a microsecond, so every tree node gets
+its own, and a branch can't affect the sequence. The grammar decides when an answer may end, and the model with which
+token: end tokens are allowed where the grammar is satisfied, and are the only tokens allowed once it is complete.
 
 Masks of an ambiguous grammar take longer with every token, until the grammar reaches one of llguidance's limits. If a
 sequence's last mask took long, its next one is computed in the background: rounds continue without the sequence, and
-nothing is drafted for it. One thread computes these masks and rests as long as it works, so all slow grammars together
-take at most half a core from the others.
+nothing is drafted for it. One thread computes these masks and pauses as long as it worked, so all slow grammars
+together take at most half a core from the others.
 
 Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. A node index counts the root as 0
 and node i as i + 1.
@@ -41,7 +41,7 @@ _SLOW_SECONDS = 0.01
 _FAST_SECONDS = 0.001
 """Seconds below which a mask is fast again: a tree needs one for each of its nodes."""
 _REST_RATIO = 1.0
-"""How long the thread for slow masks rests after each, relative to the time that it took."""
+"""How long the thread for slow masks pauses after each, relative to the time that it took."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
@@ -57,7 +57,7 @@ def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab
 
 
 def end_tokens(grammar: Grammar, params: SamplingParams, eos_ids: Collection[int], vocab_size: int) -> frozenset[int]:
-    """The tokens that end a constrained answer: the target's end tokens, and stop tokens that stand for no text.
+    """The tokens that end a constrained answer: the target's end tokens, and stop tokens without text.
 
     Raises RequestError if there are none.
     """
@@ -123,7 +123,7 @@ class Constraint:
     def compute_in_background(self, matcher: Any) -> tuple[Mask, float]:
         """The mask of `matcher` and the seconds it took; runs on any thread; nothing else may use `matcher`.
 
-        If it took long, the thread rests before it returns, for the sake of the other sequences.
+        If it took long, the thread pauses before it returns, to leave time for other sequences.
         """
         began = time.perf_counter()
         made = np.zeros((1, self.words), dtype=np.uint32)
@@ -303,7 +303,7 @@ def _masks(nodes: Sequence[_Node]) -> list[Mask]:
         jobs = [(nodes[k].matcher.deep_copy(), row) for row, k in enumerate(missing)]
         began = time.perf_counter()
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
-        slow = time.perf_counter() - began > _SLOW_SECONDS  # not known which: all compute their next mask alone
+        slow = time.perf_counter() - began > _SLOW_SECONDS  # it isn't known which one was
         for (matcher, row), k in zip(jobs, missing, strict=True):
             node = nodes[k]
             node.constraint.set_end_bits(made[row], matcher)

@@ -36,7 +36,7 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""llguidance's own limits, or lower ones; a step of a sane grammar needs a twentieth of them."""
+"""llguidance's own limits, or lower ones; a step of a reasonable grammar needs a twentieth of them."""
 _TRIED_TOKENS = 3
 """Tokens to try a grammar with: an object with too many properties reaches a limit only after its first brace."""
 JSON_KINDS = ("json_schema", "json_object")

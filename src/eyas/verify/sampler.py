@@ -103,7 +103,7 @@ class Sampler:
             if isinstance(counts, Tensor):
                 column[here].add_(counts)
                 continue
-            values = column.numpy()  # after a pass, which leaves nothing in the caches, operations on arrays are slow
+            values = column.numpy()  # item by item, because array operations are slow right after a pass
             for slot, count in zip(rows, counts, strict=True):
                 values[slot] += count
         if not (needs.history or needs.bad_words):
@@ -188,7 +188,7 @@ class Warp(NamedTuple):
         return logits.log_softmax(dim=-1)
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor) -> Tensor:
-        """`Coupling.rank` where it does nothing else."""
+        """`Coupling.rank` if temperature and noise are all that it applies."""
         return self.ranked(self.divided(logits), steps_ahead, target_ids)
 
 

@@ -1,4 +1,4 @@
-"""The walk: which tokens a verification pass commits, by the lossless rule or by others.
+"""The walk: which tokens a verification pass commits, by the lossless rule or another one.
 
 Rejection sampling is the classic rule of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
 2302.01318). The drafter draws a token x from a distribution q of its own. The target, whose distribution is p, accepts
@@ -221,8 +221,8 @@ def _table(tree: DraftTree) -> list[list[list[int]]]:
 def _greedy_walk(logits: NodeLogits, tree: DraftTree, waits: bool = False) -> Walk:
     """Walk greedy rows, whose token at a node doesn't depend on the path to it.
 
-    It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes at once, a CPU
-    only those on the path. For `waits`, see `_chosen_walk`.
+    It runs on the host, because its steps are too small for kernels. A device computes the tokens of all nodes at once,
+    a CPU only those on the path. For `waits`, see `_chosen_walk`.
     """
     if not logits.chooses:
         index = logits.index.tolist()
@@ -238,7 +238,8 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree, waits: bool = False) -> Wa
 def _chosen_walk(chosen: Tensor, tree: DraftTree, vocab_size: int, waits: bool) -> Walk:
     """Walk a tree whose nodes' next tokens `chosen` [B, 1 + N] are known.
 
-    The host walks, unless more is computed of the walk before anything is fetched: then the outcome `waits`.
+    The host walks. If the outcome `waits`, because more is computed from the walk before anything is fetched, the
+    device does.
     """
     if waits:
         last = chosen.shape[1] - 1
@@ -328,11 +329,11 @@ class TypicalWalk:
 
 
 class SyntheticWalk:
-    """Accepts as many draft tokens as it is told, whatever the target says: for BENCHMARKS of speed. LOSSY.
+    """Accepts a given number of draft tokens, whatever the target says. LOSSY: only for BENCHMARKS of speed.
 
-    Rounds emit `accept_length` tokens on average, as far as drafts are deep enough: the first path of a tree, cut
-    there, and one token of the target's. So what a drafter of that quality would gain can be measured before there is
-    one. (vLLM has synthetic acceptance, SGLang a simulated accept length, for the same.)
+    Rounds emit `accept_length` tokens on average, if drafts are deep enough: the beginning of a tree's first path, and
+    one token of the target's. So the gain from a drafter of that quality can be measured before there is one. (vLLM has
+    synthetic acceptance, SGLang a simulated accept length, for the same.)
     """
 
     lossless = False
@@ -395,7 +396,7 @@ class IndependentDraws(Coupling):
     """
 
     def __init__(self, sampler: Sampler, rows: range) -> None:
-        """Draw for the slots `rows`, by the settings that `sampler` has of them."""
+        """Draw for the slots `rows`, with the settings that `sampler` has for them."""
         own = sampler.coupling(rows, True)
         super().__init__(own.state, own.needs, rows, True, own.legal)
         self._probs: list[Tensor] = []

@@ -65,7 +65,7 @@ def companion_of(target: Gguf) -> Path | None:
         try:
             theirs = Gguf(found)
         except CheckpointError:
-            continue  # a broken neighbor isn't this target's trouble
+            continue  # a broken file next to the target is ignored
         if is_companion(theirs) and holds_heads(theirs) and _sizes(theirs) == _sizes(target):
             return found
     return None

@@ -74,7 +74,7 @@ def _attention(
 
 
 class TargetBlock(nn.Module):
-    """A blank decoder layer, on the meta device, like the target's last one but for the index after it.
+    """A blank decoder layer on the meta device, like the target's last one, with the next layer index.
 
     It has several layers if the target's config names their types. The layers run unpatched: attention is plugged in
     through transformers' own interface, which passes rotated queries and keys to the caller's `attend`. So any block

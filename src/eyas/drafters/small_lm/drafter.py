@@ -127,7 +127,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
 
 
 _MAX_JOINT_TOKENS = 64
-"""A row with more unread tokens than this, such as a prompt, is read alone: it would widen the other rows' pass."""
+"""A row with more unread tokens than this, such as a prompt, is read alone, so as not to widen the others' pass."""
 
 
 class SavedReading(NamedTuple):
@@ -145,7 +145,7 @@ class SavedReading(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """A draft's guesses, which are in staging columns: those that turn out right needn't be read again."""
+    """A draft's guesses in staging columns, kept because those that turn out right needn't be read again."""
 
     rows: range
     lengths: list[int]
@@ -207,7 +207,7 @@ class SmallLmPairs(TokenPairs[_Text]):
         super().resize(slots)
         self.cache = self._model.allocate(slots)
         self.guesses: Guesses | None = None
-        """Those of the last draft, until it is known which are right."""
+        """The guesses of the last draft, until it is known which are right."""
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)

@@ -31,7 +31,7 @@ from eyas.tree.draft_tree import Proposal
 from eyas.types import NO_OWNER, Owner
 
 _MAX_FANOUT = 64
-"""Maximum number of children of a node that are ever proposed; any more would each be less likely than one in 64."""
+"""Maximum number of children proposed for a node; any more would each be less likely than one in 64."""
 ANSWER_TOKENS = 2**17
 """Maximum number of tokens of finished answers kept for an owner."""
 ALL_ANSWER_TOKENS = 2**20
@@ -129,7 +129,7 @@ class SuffixDrafter(LookupDrafter):
         """Draft for a target on `device`. Raises UsageError for invalid limits."""
         self._limits = limits or SuffixLimits()
         self._limits.check()
-        kernels()  # if they must be compiled, then now, and not in a round
+        kernels()  # compile them now if necessary, not during a round
         self.default_tree = "dynamic:32,8,32"
         self.answers = FinishedAnswers(self._limits)
         super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
@@ -291,7 +291,7 @@ class SuffixIndex:
         return best
 
     def _searched(self, native: Kernels, context: Sequence[int], depth: int, fanout: int, floor: float) -> SuffixDraft:
-        """`draft` by a kernel: between two passes it takes a tenth of NumPy's time."""
+        """`draft` by a kernel, which between two passes takes a tenth of NumPy's time."""
         last = np.array(context[-self._limits.longest :], np.int32)
         search = self._search
         search.size = self._size

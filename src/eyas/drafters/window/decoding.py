@@ -69,7 +69,7 @@ class WindowCache(SlotCache):
 
     @property
     def max_capacity(self) -> int:
-        """The usual maximum of a slot's columns, however long its row is."""
+        """Maximum number of a slot's columns, however long its row is; only large draft trees need more."""
         return self.window.limit + STAGING_COLUMNS
 
     def reserve(self, columns: int, staged: int = 0) -> None:

@@ -1,7 +1,7 @@
 """A Llama-like decoder (a target's layers or a drafter's) as one native pass over the slot cache.
 
-The caller tries whether the pass computes what the modules compute (`logits_agree`). The modules stay: they hold the
-weights, and training runs them.
+The caller checks by trials that the pass computes what the modules compute (`logits_agree`). The modules stay, because
+they hold the weights, and training runs them.
 
 Shapes: T tokens of a pass, R rows, Q columns of a row, S columns staged so far, those of the pass included, A taps,
 H hidden size, V outputs of the head.
@@ -232,7 +232,7 @@ class TargetStates(NamedTuple):
 
 
 class DraftStart(NamedTuple):
-    """Where the states are kept that drafts begin with."""
+    """Where a pass stores the states that drafts begin with."""
 
     fed: Tensor  # [slots, H] float32, as they are fed back
     normed: Tensor  # [slots, H] in the model's dtype, after the final norm
@@ -350,6 +350,7 @@ class NativeDecoder:
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         _check_positions(embedding, table, form, dtype)
         self._keepalive += [embedding, form.positions]
+        # norms 3 and 4 are those of queries and keys (`NORMS`)
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
@@ -361,6 +362,7 @@ class NativeDecoder:
         fits = (*(size % PANEL for size in (self.hidden, fused, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"the sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
+        # in the order of `Decoder` in kernels/abi.h; the same goes for `Layer` and `NativePass` (`Pass` there) below
         self._struct = DecoderStruct(
             self._layers,
             len(layers),
@@ -591,13 +593,13 @@ class NativeDecoder:
     ) -> None:
         """Run a drafter's `tokens` [T] with their `states`; keep those that their rows' drafts begin with.
 
-        None = nobody drafts from them: only their keys and values are staged.
+        `start` None: no drafts begin with them, and only their keys and values are staged.
         """
         x, given = _inputs(tokens.numel(), self.hidden, self._dtype, states)
         if start is None:
             self._call(cache, staged, x, Mode.STAGING, tokens.contiguous(), given)
             return
-        slots = _integers([-1] * len(x))
+        slots = _integers([-1] * len(x))  # [T] the slot that keeps a token's states; -1 = none
         for slot, token in start.lasts:
             slots[token] = slot
         made = _PassOutputs(starts=(addressof(slots), start.fed.data_ptr(), start.normed.data_ptr()))
@@ -660,7 +662,7 @@ class NativeDecoder:
                 address(tokens),
                 addressof(lengths),
                 address(parents),
-                0 if parents is None or len(parents) == 1 else parents.shape[1],
+                0 if parents is None or len(parents) == 1 else parents.shape[1],  # stride of rows; 0 = all share them
                 staged.rooted,
                 staged.before,
                 most,
@@ -698,6 +700,7 @@ def _inputs(
 ) -> tuple[Tensor, _PassInputs]:
     """The buffer [T, H] for the states of `count` tokens, filled if they are known, and what they are made of."""
     if isinstance(states, Tensor):
+        # a copy, because the pass writes the states that leave the decoder to the same buffer
         return states.to(torch.float32, copy=True).reshape(count, hidden), _PassInputs()
     x = torch.empty(count, hidden)
     if isinstance(states, ParentStates):

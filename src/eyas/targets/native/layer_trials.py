@@ -1,15 +1,15 @@
 """Trials of whether each layer of a native decoder, run alone, computes what the model's own module does.
 
-A few tokens through the whole model can't show that. In bfloat16, rounding can hide that a layer lacks RoPE, as can the
-residual if weights are small, and a factor that only applies from the thousandth position on doesn't show earlier. So a
+A few tokens through the whole model can't show that. In bfloat16, rounding can hide that a layer lacks RoPE, and so can
+the residual if weights are small. A factor that applies only from the thousandth position on doesn't show before. So a
 layer and its module get the same states, of very different magnitudes, in float32 arithmetic (both multiply by the
 original weights, without a copy of them). Positions are the first ones, numbers that the config names, and the end of
 the context. How far the two may differ is the rule of `targets/roundings.py`.
 
 Then the decoder runs as usual, in its own dtype, and each module runs on the states that the decoder gave that layer.
 
-One layer of each kind is tried. Layers are of a kind if nothing but weights and a number tells their modules, their
-arguments and their native structs apart; whatever isn't understood tells them apart.
+One layer of each kind is tried. Layers are of the same kind if their modules, arguments and native structs differ only
+in weights and the layer number; anything that isn't understood counts as a difference.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """

@@ -126,7 +126,7 @@ class Mode(IntEnum):
     CONTEXT = 2
     """Each layer only makes keys and values of the given states."""
     STAGING = 3
-    """Like PATHS, but the last layer only makes keys and values: nothing else is wanted of these tokens."""
+    """Like PATHS, but the last layer only makes keys and values, because nothing else is needed of these tokens."""
 
 
 @described("RowStates")

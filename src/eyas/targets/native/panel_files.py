@@ -81,7 +81,7 @@ class _MappedPanels:
     def next(self, pack: Pack, out: int) -> tuple[WeightFormat, Tensor]:
         entry = self._entries[self._taken] if self._taken < len(self._entries) else None
         self._taken += 1
-        if entry is None or entry.out != out:  # only a bug, or somebody else's file, leads here
+        if entry is None or entry.out != out:  # a bug, or a file from elsewhere
             self._taken = len(self._entries) + 1
             return pack()
         flat = torch.frombuffer(self._pages, dtype=torch.uint8, count=entry.panels * entry.bytes, offset=entry.offset)
@@ -189,7 +189,7 @@ class _CachedPanels:
 
 
 def _open(made_of: str) -> _PanelSource:
-    """Open the shelf of the model that `made_of` describes; one process writes it, others wait. Raises OSError."""
+    """Open the panels of the model that `made_of` describes; one process writes them, others wait. Raises OSError."""
     name = sha256(f"{source_hash()} {made_of}".encode()).hexdigest()[:24]
     path = cache_directory() / "panels" / f"{name}.panels"
     found = _mapped(path)

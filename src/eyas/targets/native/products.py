@@ -1,4 +1,4 @@
-"""Whose kernels multiply a model's linear layers here, and how."""
+"""Which kernels multiply a model's linear layers on this machine, and how."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def multiplies_by_vectors(model: nn.Module) -> bool:
 
 
 def describe_products(model: nn.Module) -> str:
-    """Whose kernels multiply the linear layers of a model here, and how, for the log."""
+    """Which kernels multiply a model's linear layers on this machine, and how, for the log."""
     if _is_packed(model):
         return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
     microkernels = _microkernels_of(model)

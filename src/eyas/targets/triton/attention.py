@@ -85,7 +85,7 @@ class Sight(NamedTuple):
 def paths_of(ancestors: Tensor, depth: Tensor) -> Tensor:
     """[R, Q, Q] int32: the column at each depth of a cell's path, from `ancestors` [R, Q, Q] bool and `depth` [R, Q].
 
-    What follows the cell's own depth means nothing.
+    Entries beyond the cell's own depth are meaningless.
     """
     size = ancestors.shape[2]
     at = torch.where(ancestors, depth.unsqueeze(1), size)
@@ -221,7 +221,7 @@ def _attend(  # type: ignore[no-untyped-def]
     total = tl.zeros([16], tl.float32)
     summed = tl.zeros([16, value_padded], tl.float32)
     own = row * columns + tl.minimum(tile // tiles, columns - 1)  # the cell whose path is read, if each has its own
-    for begin in range(0, tl.minimum(split, latest - first + 1), block):  # what nobody sees would change no sum
+    for begin in range(0, tl.minimum(split, latest - first + 1), block):  # later positions are unseen
         at = first + begin + tl.arange(0, block)
         if sequence:
             where = at

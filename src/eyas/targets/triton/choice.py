@@ -1,7 +1,7 @@
 """Head and choice in one: the best token of every node, greedy or drawn, and a drafter's best guesses, without logits.
 
 A program multiplies 64 final states by some of the head's outputs, with the tiles and sums of any linear layer, and
-keeps the best. So what is chosen is what would be chosen from the logits, which are only computed for who asks. For
+keeps the best. So the choice equals that from the logits, which are only computed when they are read. For
 log-probabilities a program also sums its part of the probabilities; another launch merges the parts in order.
 
 Shapes: B rows, N nodes of a tree, W nodes of a level, T tokens of a pass, H hidden size, V vocabulary, K guesses. A
@@ -195,7 +195,7 @@ def ranked(
 
 
 class HeadLogits(NodeLogits):
-    """Logits that are computed when somebody reads them; tokens are chosen without."""
+    """Logits that are computed only when they are read; tokens are chosen without them."""
 
     _final: Tensor
     _head: Weight

@@ -1,4 +1,4 @@
-"""Linear layers for any number of tokens, each row's bits the same among any others.
+"""Linear layers for any number of tokens, in which a row's bits don't depend on the other rows.
 
 A program computes 64 tokens x some outputs and adds products over the inputs in order. Its tiles depend on the weight
 and the dtype only, never on the number of tokens: one token takes a tile whose other rows are empty. So a row's sums
@@ -36,7 +36,7 @@ _CHUNK = 64
 """Inputs of packed 4-bit weights that share 32 bytes: byte j holds the codes of inputs j and j + 32 of the chunk."""
 _NARROW_TILE = 32
 _WIDE_TILE = 64
-"""Outputs of a tile: of a weight with few outputs, so that it is read by enough programs, and of others."""
+"""Outputs of a tile, first of a weight with few outputs, which needs enough programs to read it, then of others."""
 _MANY_OUTPUTS = 8192
 """Maximum number of outputs that are few. Neither it nor the tiles were measured on a GPU yet."""
 
