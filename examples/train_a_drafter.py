@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import eyas
-from eyas.train.recipe import run_recipe
+from eyas.train.recipe import load_recipe, run_recipe
 
 PROMPTS = [f"What is {a} plus {b}? Explain it in one sentence." for a in range(2, 10) for b in range(2, 8)]
 
@@ -51,7 +51,7 @@ def main() -> None:
     chats.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
     # "online": the target runs along and gives its hidden states; a store of them needs a capture first
-    run_recipe(
+    recipe = load_recipe(
         "eagle3",
         [
             f"drafter.target={given.model}",
@@ -66,6 +66,7 @@ def main() -> None:
             "drafter.validation={batches: 1, prompts: 2, max_tokens: 16, tree: 'chain:3'}",
         ],
     )
+    run_recipe(recipe)
 
     engine = eyas.load(given.model, str(given.output / "run" / "drafter"), tree="chain:3")
     prompt = tuple(engine.tokenizer(prompts[0]).input_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from eyas.engine import Engine, Speculation
 from eyas.errors import RequestError, UsageError
@@ -377,26 +376,3 @@ def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
     finally:
         del run.target.verify
     assert calls == [range(3)] * 6
-
-
-def test_a_round_has_one_host_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tolist`, `item` and truth tests of tensors wait for the device: one a round."""
-    monkeypatch.setattr("eyas.verify.walk._is_host", lambda _device: False)
-    monkeypatch.setattr("eyas.tree.draft_tree.NodeLogits.chooses", True)
-    run = engine(batch=2)
-    syncs = []
-    for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
-        original = getattr(torch.Tensor, name)
-
-        def spy(self: torch.Tensor, *args: Any, _name: str = name, _call: Any = original) -> Any:
-            syncs.append(_name)
-            return _call(self, *args)
-
-        monkeypatch.setattr(torch.Tensor, name, spy)
-    chunks = run.stream(requests(tiny.prompts(4, 5), max_tokens=50))
-    for _ in range(2):
-        next(chunks)
-    syncs.clear()
-    for _ in range(6):
-        next(chunks)
-    assert syncs == ["tolist"] * 3
