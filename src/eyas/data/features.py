@@ -1,6 +1,7 @@
 """Feature batches, which drafters learn from: tokens and the target's hidden states.
 
 They are read from a store, or computed with the target in the loop (`OnlineSource`).
+
 Legend: B chats, S positions (right-padded), A taps (aux hidden states), Ht target hidden, k candidates, F positions of
 several rows end to end, V vocabulary.
 """
@@ -72,7 +73,7 @@ def trace_members(target: Target, batches: ChatBatches, members: Sequence[int], 
     if not batch.starts.any():
         return trace_batch(target, batch, taps)
     taps_made, final_made = [], []
-    for member, start in zip(members, batch.starts.tolist(), strict=True):  # one by one: chats are long
+    for member, start in zip(members, batch.starts.tolist(), strict=True):  # one by one, because chats are long
         made = trace_batch(target, batches.prefix(member), taps)
         assert made.final is not None
         rest = batch.tokens.shape[1] - (made.tokens.shape[1] - start)

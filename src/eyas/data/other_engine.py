@@ -1,4 +1,5 @@
-"""What `eyas data` wants of another engine's program: hidden states and answers, here or on a cluster's workers."""
+"""The protocol of another engine for `eyas data`: it computes hidden states and answers, here or on a cluster's
+workers."""
 
 from __future__ import annotations
 

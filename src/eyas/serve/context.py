@@ -31,7 +31,7 @@ T = TypeVar("T")
 _LARGE_TEXT = 1 << 16
 """Characters beyond which a text is large: it may take a tenth of a second or more to tokenize."""
 _SECONDS_PER_CHARACTER = 4e-8
-"""The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
+"""The pace at which large bodies are admitted, because parsing one takes a quarter of that time and holds the GIL."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 log = logging.getLogger(__name__)

@@ -185,7 +185,7 @@ class EngineThread:
                     if self._observer is not None:
                         plan = None if engine.controller is None else engine.controller.snapshot()
                         self._observer.stepped(engine.state(), plan, engine.outcome)
-        except Exception as error:  # whatever it is, the process must learn that its engine is gone
+        except Exception as error:  # the process must learn of any error that ends its engine
             log.debug("the engine's thread ended", exc_info=error)
             self.error = error
         self._become("stopped" if self.error is None else "failed")
@@ -197,7 +197,7 @@ class EngineThread:
     def _make_calls(self, engine: ServedEngine) -> bool:
         """Make the queued calls, waiting for one if the engine is idle; return False once `stop` was called.
 
-        The time is limited because a client that leaves may cancel a hundred long sequences while others wait.
+        The time is limited, because a client that leaves may cancel a hundred long sequences while others wait.
         """
         end = time.monotonic() + _CALLS
         while engine.idle or time.monotonic() < end:

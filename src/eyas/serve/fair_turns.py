@@ -1,4 +1,4 @@
-"""Turns on the event loop: clients, and their users, share what only a few requests can do at once."""
+"""Turns on the event loop, which share among clients, and their users, what only a few requests can do at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server and its verb want of the feature `learn`: a drafter that learns from the requests it serves."""
+"""The protocol of the feature `learn` for the server and its verb: a drafter that learns from served requests."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         if self._ending:
-            os._exit(0)  # immediately: there is no state to save, and interrupted requests would fill the log
+            os._exit(0)  # immediately, because there is no state to save, and interrupted requests would fill the log
         self._ending = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

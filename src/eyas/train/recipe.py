@@ -57,7 +57,7 @@ def run_recipe(recipe: Recipe) -> None:
 
 @contextmanager
 def _alone(output: Path) -> Iterator[None]:
-    """Lock a run's folder, since two runs in it would mix their checkpoints. Raises LockedError if it is in use.
+    """Lock a run's folder, because two runs in it would mix their checkpoints. Raises LockedError if it is in use.
 
     Rank 0 takes the lock for all processes of the run.
     """

@@ -146,7 +146,7 @@ _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _IGNORED = tuple(map(re.compile, (",", r"\$", r"(?s).*#### ", r"\.$")))
 """Patterns that exact match removes from answer and reference, in this order."""
 _NEXT_QUESTION = "Question:"
-"""A base model continues with a question of its own; the harness stops there."""
+"""The stop string of lm-evaluation-harness, because a base model continues with another question."""
 INVALID = "[invalid]"
 """The result where there is no number."""
 

@@ -11,7 +11,7 @@ from eyas.engine import Engine
 from eyas.types import SamplingParams
 
 MIN_GROUPS = 4
-"""Fewer groups of prompts say nothing about others, so candidates are left out first."""
+"""Fewer groups of prompts don't represent others, so from here on candidates are left out instead."""
 
 
 class Size(NamedTuple):

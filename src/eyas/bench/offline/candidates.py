@@ -1,9 +1,9 @@
 """Choose among candidates (checkpoints, trees, trials of a sweep): their scores, how sure a difference is, the best.
 
 Speedup is what users notice, but timing is noisy; accept length is a count, and under greedy decoding the same every
-time. Either way, other prompts would have given other figures. That uncertainty is estimated by leaving out one group
-of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts. For figures
-that depend on time, the noise of the machine is added: see `TaskScore.noise`.
+time. Both would differ on other prompts. That uncertainty is estimated by leaving out one group of prompts at a time
+(the jackknife), on the *difference* of two candidates that answered the same prompts. For figures that depend on time,
+the noise of the machine is added: see `TaskScore.noise`.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Candidate:
     def pace(self) -> float:
         """Tokens/s from accept length and the median time of a pass over all groups.
 
-        Less exact than tokens/s, but hardly affected by moments in which the machine was busy with something else.
-        Suited to comparing many candidates on few runs.
+        Less exact than tokens/s, but hardly affected by moments in which the machine was busy. It suits comparisons of
+        many candidates on few runs.
         """
         passes = [
             run.decode_seconds / run.target_passes

@@ -9,7 +9,7 @@ slots or ragged passes take part. Sampled answers can't be compared, because its
 
 Prefill is the time until the model's first forward pass returns: the padded prompts, and `generate`'s setup. All later
 time is decoding, `generate`'s bookkeeping included. A row's passes are its tokens except the first, which comes with
-prefill. As usual with `generate`, finished rows run along as padding until the whole group has finished.
+prefill. `generate` keeps finished rows in the batch as padding until the whole group has finished.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class MethodResult:
     sample: list[int] = field(default_factory=list)
     """The tokens of the first answer."""
     others: float = 0.0
-    """The share of the machine that other processes may have used meanwhile (`eyas.runtime.taken_by_others`)."""
+    """The share of the machine that other processes may have used during the runs (`eyas.runtime.taken_by_others`)."""
 
     @property
     def identical(self) -> bool:

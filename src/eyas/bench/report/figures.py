@@ -218,7 +218,7 @@ def _panel(
         y = depths.index(candidate["depth"])
         x = nodes.index(_column(candidate))
         value = table[y][x] = candidate["mean"][figure]
-        # cividis runs from dark to light, so the text does the opposite
+        # light text on dark cells of cividis, dark text on light ones
         light = value < (scale[0] + scale[1]) / 2
         star = "*" if candidate["name"] == pick else ""
         axes.text(x, y, f"{value:.2f}{star}", ha="center", va="center", color="white" if light else "black", fontsize=8)

@@ -196,7 +196,7 @@ class ServerProcess:
             env=self._environment,
             start_new_session=True,  # so that all it starts can be found and ended
         )
-        if self._bound:  # not every engine's processes notice that their parent is gone
+        if self._bound:  # some engines' processes outlive their parent
             self._guard = subprocess.Popen(
                 ["sh", "-c", f"read -r _; kill -s KILL -- -{self.pid}"],
                 stdin=subprocess.PIPE,  # closed by the system when this process ends
@@ -274,7 +274,7 @@ class IdleMeter:
 
     @contextmanager
     def __call__(self, side: str) -> Iterator[None]:
-        """Wait until the other servers rest, then measure them while `side` is under load."""
+        """Wait until the other servers are idle, then measure them while `side` is under load."""
         active = self._servers.get(side)
         idle = {server.name: server for server in self._servers.values() if server is not active}
         _settle(idle.values())
@@ -305,7 +305,7 @@ def _settle(servers: Collection[ServerProcess]) -> None:
         time.sleep(_LOOK)
         before = used
         used = sum(server.cpu_seconds() for server in servers)
-        busy = used - before > 0.1 * _LOOK + 0.001  # a clock tick counts as rest
+        busy = used - before > 0.1 * _LOOK + 0.001  # a single clock tick counts as idle
 
 
 def _free_port() -> int:

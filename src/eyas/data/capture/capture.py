@@ -61,7 +61,7 @@ _LOG = logging.getLogger("eyas")
 
 SHARD_BYTES = 2**29
 _SHARDS = 16
-"""Shards that a small capture is cut into, since an interruption loses the shard in progress."""
+"""Shards that a small capture is cut into, because an interruption loses the shard in progress."""
 _ESTIMATE_SHARE = 0.01
 """Maximum share of the work to spend on estimating how long it takes."""
 _SPARE_BYTES = 2**20

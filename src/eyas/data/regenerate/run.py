@@ -1,4 +1,4 @@
-"""Runs a regeneration: the target answers chats itself, since a drafter has to guess the target, not the data's author.
+"""Runs a regeneration: the target answers chats itself, because a drafter has to guess it, not the data's author.
 
 Every reply is written to a journal first, so a run can be interrupted and resumed at any time.
 

@@ -338,7 +338,7 @@ class ChatTokenizer:
     def _tokenized(self, chat: Chat) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
         """The tokens, and the ranges of those that the assistant generates.
 
-        As in the server's prompts, what messages and tools say is text, even where it looks like a control token.
+        As in the server's prompts, the contents of messages and tools are text, even if they look like control tokens.
         """
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
             raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")

@@ -264,7 +264,7 @@ class CostModel:
     def __init__(self, table: CostTable) -> None:
         self.table = table
         self.overhead = 0.0
-        """Seconds that a round with drafts takes beyond a plain one, apart from its passes."""
+        """Additional host seconds of a round with drafts, compared with a plain one; its passes aren't included."""
         self._residuals: defaultdict[int, Residuals] = defaultdict(Residuals)
         self._waiting: list[Work] = []
         """Rounds since the costs were fitted."""

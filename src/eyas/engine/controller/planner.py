@@ -123,7 +123,7 @@ class Prospects:
     def trial(self) -> Prospect:
         """A short chain with the lowest threshold, which shows at little cost whether the texts are guessed.
 
-        With the threshold that pays best, too few nodes would be verified to tell texts apart.
+        With the threshold that pays best, too few nodes would be verified to distinguish texts.
         """
         return self.of(Shape(0, min(self.best.shape.depth, 1), 0))
 

@@ -286,7 +286,7 @@ class ChoiceStep(NamedTuple):
 
 
 class Generation:
-    """Iterate over its steps, and always `close` it, so that nothing is generated for a client that is gone."""
+    """The choices of a request: iterate over their steps, and always `close` it, so that no gone client is served."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """llama-server's own routes, which editors call: `/completion`, `/infill`, `/props`, `/apply-template`.
 
-Everything is decoded as for `/v1/completions`; here are other names, and what only these routes have: ends by
-indentation and by time, and timings.
+Everything is decoded as for `/v1/completions`. This file translates the names, and adds what only these routes have:
+limits on indentation and time, and timings.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class LineLimits:
     """Ends a text before a line that is indented too little, or after some time once a line is complete."""
 
     def __init__(self, indent: int, milliseconds: int) -> None:
-        """At least `indent` characters of indentation, and at most so many `milliseconds`; 0 = no limit."""
+        """At least `indent` characters of indentation, and at most this many `milliseconds`; 0 = no limit."""
         self._indent = indent
         self._milliseconds = milliseconds
         self._began = time.monotonic()
@@ -202,7 +202,7 @@ class LlamaWriter:
         return self._last(content)
 
     async def events(self) -> AsyncGenerator[Json, None]:
-        """Yield the pieces of the text as they are generated, and then how it was."""
+        """Yield the pieces of the text as they are generated, and then the final fields."""
         try:
             async for step in self._generation:
                 text = self._text(step)

@@ -13,7 +13,7 @@ from eyas.text.detokenizer import Detokenizer, special_token_ids
 from eyas.types import PromptLogprobs
 
 _MIN_LOGPROB = -9999.0
-"""OpenAI's value for impossible tokens: JSON has no infinity."""
+"""OpenAI's value for impossible tokens, because JSON has no infinity."""
 _AT_ONCE, _REST_SECONDS = 100, 0.01
 """Prompt tokens written in a row, which takes about 5 ms, and the pause after them."""
 

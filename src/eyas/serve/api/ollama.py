@@ -1,7 +1,7 @@
 """Ollama's API under `/api`, and LM Studio's under `/api/v0`, which editors and chat programs call.
 
-Chats and completions are decoded as those of `/v1`; here are other names, and streams of lines. The server has one
-model, which is always loaded: it can be listed and described, but neither pulled nor unloaded.
+Chats and completions are decoded as those of `/v1`. This file translates the names, and streams lines of JSON. The
+server has one model, which is always loaded, so it can be listed and described, but neither pulled nor unloaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from eyas.types import Stats
 router = APIRouter(route_class=JsonRoute)
 CHAT, GENERATE = "/api/chat", "/api/generate"
 _VERSION = "0.14.2"
-"""Ollama's version with this API: clients compare it with the least one that they know. `/version` has eyas's."""
+"""The version of Ollama that has this API; clients compare it with the oldest that they support. `/version` has
+eyas's."""
 _FAR_FUTURE = timedelta(days=36500)
 """After how long a model that stays is said to expire; Ollama's own client shows it as forever."""
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -187,7 +188,7 @@ router.post("/api/v0/chat/completions", include_in_schema=False)(create_chat_com
 
 
 class _Facts(NamedTuple):
-    """What there is to know about the model."""
+    """Facts about the model that clients ask for."""
 
     family: str
     parameters: int
@@ -294,7 +295,7 @@ def _in_text(said: AnswerPiece) -> Json:
 
 
 async def _idle(body: OllamaRequest, form: Form) -> Response:
-    """The answer to nothing, with which clients have a model loaded or unloaded: here it stays loaded."""
+    """The answer to an empty request, by which clients load or unload a model; here it stays loaded."""
     reason = {"done": True, "done_reason": "unload" if body.unloads else "load"}
     line = {"model": body.model, "created_at": _time(time.time())} | form(AnswerPiece()) | reason
     return Response(await encoded(line), media_type="application/json")
@@ -380,7 +381,7 @@ class LinesWriter(ChatResponseWriter):
         return line
 
     def _ending(self) -> Json:
-        """How it went, in tokens and nanoseconds."""
+        """The statistics of the answer, in tokens and nanoseconds."""
         output = self.generation.outputs[0]
         stats = output.stats or Stats()
         return {

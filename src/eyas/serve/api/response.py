@@ -27,7 +27,7 @@ from eyas.text.detokenizer import Detokenizer
 from eyas.types import Chunk, DraftRound, Stats
 
 _MIN_LOGPROB = -100.0
-"""Written instead of smaller log-probabilities: JSON has no infinity."""
+"""Written instead of smaller log-probabilities, because JSON has no infinity."""
 
 
 class RoundTrace:

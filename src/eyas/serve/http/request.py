@@ -21,10 +21,11 @@ from eyas.serve.errors import ApiError
 T = TypeVar("T")
 _LINGER_BYTES = 128 << 20
 _LINGER_SECONDS = 5.0
-"""How much of an oversized body is read and dropped: a client cut off while sending never sees the error."""
+"""Seconds for which an oversized body is read and dropped, because a client cut off while sending never sees the
+error."""
 _UNDECLARED = ("", "application/x-www-form-urlencoded")
 _MAX_VALUES = 1 << 15
-"""Maximum values in a JSON body: megabytes of small invalid ones would take minutes to refuse."""
+"""Maximum values in a JSON body, because megabytes of small invalid ones would take minutes to refuse."""
 
 
 class BodyLimitMiddleware:
@@ -174,10 +175,10 @@ def _content_type(headers: Headers) -> str:
 
 
 def _declared(scope: Scope) -> Scope:
-    """The same request with its body declared as JSON, if a program sent it without a word.
+    """The same request with its body declared as JSON, if a program sent it without a content type.
 
-    Ollama's clients may declare nothing, or what curl's `-d` does, which is what forms do too; but browsers name the
-    `Origin` of what they post.
+    Ollama's clients may declare no type, or that of curl's `-d`, which is also that of forms. Browsers can be told
+    apart, because they send an `Origin` with what they post.
     """
     headers = Headers(scope=scope)
     if _content_type(headers) not in _UNDECLARED or "origin" in headers or "sec-fetch-site" in headers:

@@ -1,4 +1,4 @@
-"""Logs of a server: a line for each request, and a line of statistics at intervals while the engine works.
+"""Logs of a server: a line for each request, and lines of statistics at intervals while the engine runs.
 
 Prompts and answers are never logged. A repeated warning is written at most once a second.
 """
@@ -43,7 +43,7 @@ def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = lo
     handler.addFilter(RepeatFilter())
     for logger in (_LOGGER, LOADING, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
         logger.handlers[:] = [handler]
-        # what the libraries do in detail is of no use to somebody who looks at a request
+        # the libraries' debug lines don't help with a request
         logger.setLevel(level if logger in (_LOGGER, LOADING) else max(level, logging.INFO))
         logger.propagate = False
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # requests have lines of their own
@@ -358,7 +358,7 @@ class JsonLineStream(DurableStream):
         self._begun = ""
 
     def isatty(self) -> bool:
-        """False: nobody wants to watch progress in JSON."""
+        """False, so that no progress bars are shown."""
         return False
 
     def write(self, text: str) -> int:

@@ -1,7 +1,7 @@
 """The playground: its routes, its page, and the observer behind its gauges.
 
-The page, its style and its scripts are served as they lie in this folder: the scripts are ES modules, each with names
-of its own, and the libraries are as released. The Content-Security-Policy runs only what the document names, by a nonce
+The page, its style and its scripts are served unchanged from this folder. The scripts are ES modules, and the libraries
+are unmodified releases. The Content-Security-Policy runs only what the document names, by a nonce
 that is new in every response and that modules pass on to their imports; only DOMPurify may turn text into markup.
 """
 
@@ -100,7 +100,7 @@ _FILES = {
     if path.suffix in _TYPES
 }
 PAGE_PATHS = frozenset({"/", *_FILES})
-"""What a browser loads of the page: it holds no secrets, and asks for the API's key."""
+"""What a browser loads of the page, which needs no key because it contains no secrets; it asks for the API's key."""
 
 
 class File(NamedTuple):
@@ -184,7 +184,7 @@ def playground(
         try:
             drafts = speculating()
             unavailable = None
-        except ApiError as error:  # no failure of this request: the page waits, and says for what
+        except ApiError as error:  # not an error for the page, which shows why it waits
             drafts = False
             unavailable = str(error)
         return {"unavailable": unavailable, "speculating": drafts, "learning": learned is not None, **gauges.read()}

@@ -27,7 +27,7 @@ TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MAX_P
 
 
 Suffix = Annotated[str, BeforeValidator(lambda given: "" if given is False else given)]
-"""Some editors send false for none."""
+"""Some editors send `false` instead of leaving it out."""
 
 
 class CompletionRequest(GenerationRequest):

@@ -16,7 +16,7 @@ from eyas.serve.schema.response import ResponseModel
 MAX_EXTRA_FILES = 256
 """Several times what editors send: llama.vim keeps 16 chunks."""
 _DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""llama-server's samplers where a request says nothing."""
+"""llama-server's default samplers."""
 _OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _GREEDY: dict[str, Any] = {**_OFF, "temperature": 0.0}
 _NATIVE = frozenset(

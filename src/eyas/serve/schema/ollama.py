@@ -17,7 +17,7 @@ from eyas.serve.schema.request import TEXT_ONLY, UNLIMITED, Finite, Ignored, Nam
 from eyas.serve.schema.response import ResponseModel
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's samplers where a request says nothing."""
+"""Ollama's default samplers."""
 _SHARED = frozenset(
     "temperature top_k top_p min_p seed stop presence_penalty frequency_penalty typical_p tfs_z mirostat mirostat_tau "
     "mirostat_eta".split()
@@ -26,7 +26,7 @@ _SHARED = frozenset(
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _AT_THE_START = Ignored("it is decided when the server starts")
 _NO_TIME = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
-"""A duration of nothing, in seconds or as Go writes it."""
+"""A duration of zero, in seconds or as Go writes it."""
 
 
 def _whole(value: Any) -> Any:
@@ -35,7 +35,7 @@ def _whole(value: Any) -> Any:
 
 
 def _refused(why: str) -> BeforeValidator:
-    """Make a validator that refuses everything but nothing."""
+    """Make a validator that refuses every value that isn't empty."""
 
     def check(value: Any) -> Any:
         if value:
@@ -73,12 +73,12 @@ class OllamaOptions(RequestModel, extra="allow"):
         """The options as fields of a chat or completion."""
         given = {name: _whole(value) for name, value in (self.model_extra or {}).items() if name in _SHARED}
         given = {**_DEFAULTS, "repetition_penalty": self.repeat_penalty, **given}
-        if self.repeat_last_n == 0:  # as in llama.cpp, penalties then look at nothing
+        if self.repeat_last_n == 0:  # turns penalties off, as in llama.cpp
             given = {name: value for name, value in given.items() if name not in _PENALTIES}
         return given | {"max_tokens": self.num_predict if self.num_predict > 0 else UNLIMITED}
 
     def notes(self) -> Iterator[tuple[str, str]]:
-        """What has less effect than at Ollama, besides fields that are always ignored."""
+        """What has less effect than in Ollama, besides fields that are always ignored."""
         if self.num_ctx is not None:
             yield "options.num_ctx", "the context is always as long as the server was started with"
         if self.repeat_last_n not in (0, UNLIMITED):
@@ -154,7 +154,7 @@ class OllamaRequest(RequestModel):
 
     @property
     def unloads(self) -> bool:
-        """Whether `keep_alive` says not at all."""
+        """Whether `keep_alive` is zero, which asks to unload the model."""
         return isinstance(self.keep_alive, str | int | float) and bool(_NO_TIME.fullmatch(str(self.keep_alive)))
 
     def _fields(self, served: str) -> dict[str, Any]:

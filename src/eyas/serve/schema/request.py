@@ -85,7 +85,7 @@ NEUTRAL: dict[str, Any] = {
 }
 """Values of these fields that change nothing and are accepted; null is accepted for every field."""
 UNLIMITED = -1
-"""A length limit that is none, as in llama.cpp."""
+"""The length limit that means no limit, as in llama.cpp."""
 
 MAX_STOPS = 16
 MAX_BIASES = 1024

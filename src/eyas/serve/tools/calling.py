@@ -329,7 +329,7 @@ def after_thought(
 ) -> GrammarSpec | None:
     """The grammar of an answer that may begin with a thought, or that begins `inside` one: it applies after that.
 
-    A grammar for text with calls in it leaves room for thoughts anyway.
+    A grammar for text with calls in it allows thoughts anyway.
     """
     if grammar is None or marks is None or (tools is not None and not tools.forced):
         return grammar

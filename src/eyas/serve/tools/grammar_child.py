@@ -2,7 +2,7 @@
 
 It reads lines of JSON, first {"vocabulary": tokenizer.json, "end": id}, then {"source": ..., "limits": ..., "seconds":
 ...}. It answers each with a line: why the grammar can't be used, or an empty one if it can. A grammar that needs more
-than these seconds of processor time ends the process with SIGPROF. Whatever a grammar does to it, the server survives.
+than these seconds of processor time ends the process with SIGPROF. So no grammar can crash the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 _STACK = 4 << 20
-"""Stack of the compiling thread in bytes: half of a server thread's, so what compiles here compiles there."""
+"""Stack of the compiling thread in bytes. It is half of a server thread's, so that what compiles here compiles
+there."""
 _MEMORY = 8 << 30
 """Maximum address space of the process, in bytes."""
 _STEPS = 512
@@ -37,8 +38,8 @@ def _answer_lines() -> None:
         if "vocabulary" in message:
             tokenizer = llguidance.LLTokenizer(message["vocabulary"], eos_token=message["end"])
         else:
-            # processor time, not the clock's: how busy the machine is says nothing about a grammar. The timer's signal
-            # ends the process even while llguidance doesn't return
+            # processor time, not wall time, because the machine may be busy. The timer's signal ends the process even
+            # while llguidance doesn't return
             signal.setitimer(signal.ITIMER_PROF, message["seconds"])
             problem = _try(llguidance, tokenizer, message["source"], message["limits"])
             signal.setitimer(signal.ITIMER_PROF, 0)

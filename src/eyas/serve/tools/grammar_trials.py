@@ -36,7 +36,7 @@ _INHERITED = frozenset(
 _CPU_SECONDS = 5.0
 """Processor time that compiling and trying a grammar may take."""
 _CLOCK_FACTOR = 120.0
-"""How many times as long it may take by the clock, on a machine that is busy with other things."""
+"""How many times as long it may take in wall time, on a busy machine."""
 _START_SECONDS = 10.0
 """Processor time that a child may need to start and to read the vocabulary."""
 _CHILDREN = 2
@@ -77,7 +77,7 @@ class GrammarTrials:
                 raise QueueFullError(message, self._seconds)
             self._waiting[key] = asyncio.ensure_future(self._compile_in_turn(tokenizer, spec, client))
             self._waiting[key].add_done_callback(lambda done: self._remove(key, done))
-        await asyncio.shield(self._waiting[key])  # others may wait for it, too
+        await asyncio.shield(self._waiting[key])  # other requests may wait for it, too
 
     def compile(self, tokenizer: Any, spec: GrammarSpec) -> None:
         """Compile a grammar, in a child first unless it has passed before. Raises RequestError or UsageError."""

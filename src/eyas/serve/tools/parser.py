@@ -2,9 +2,9 @@
 
 The calls don't depend on how the text is split into pieces. Text that may turn out to be a call is held back; a call
 that is malformed before its name is known counts as text. `ToolCallParser` reads one character at a time and finds
-calls with the patterns of the style (`markers_of`): white space around marks doesn't matter, and outer marks may be
-missing, as models forget them. `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a value by
-its brackets and quotes, `ElementScanner` makes JSON of a value between marks.
+calls with the patterns of the style (`markers_of`). White space around marks doesn't matter, and outer marks may be
+missing, because models sometimes omit them. `CallScanner` reads a call that is an object, `ValueScanner` finds the end
+of a value by its brackets and quotes, `ElementScanner` makes JSON of a value between marks.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class ToolCallParser:
             self._in_text(self._held[-1:])
 
     def _fail(self, character: str) -> None:
-        """Emit the held-back text, which is no call; the character that shows this may begin another call."""
+        """Emit the held-back text, which isn't a call after all; the last character may begin another one."""
         self._text(self._held[:-1])
         self._held = character
         self._mode = self._in_text
@@ -514,7 +514,7 @@ class ElementScanner:
 
 
 def _tree(text: str) -> Any:
-    """The value of `<key>value</key>...`: an object, a list if all keys are `item`, else what it says itself."""
+    """The value of `<key>value</key>...`: an object, or a list if all keys are `item`; of other text, its own value."""
     text = text.strip()
     parts = regex.findall(r"<([^<>/\s]+)>((?:(?!</?\1>).|(?R))*)</\1>", text, flags=regex.DOTALL)
     if not parts:

@@ -1,7 +1,7 @@
-"""The style in which a model writes tool calls, found out from its chat template.
+"""The style in which a model writes tool calls, detected from its chat template.
 
-A template is rendered with sample calls: what it writes of an earlier call is what the model was trained to write. The
-names and values of the sample are found again in the text, and what stands around them is the style:
+A template is rendered with sample calls, because it writes an earlier call in the way that the model was trained to
+write calls. The sample's names and values are found in the rendered text, and the text around them is the style:
 
 | form | a call, as some models write it |
 |---|---|
@@ -33,7 +33,7 @@ KEY = "\ue003"
 TYPE = "\ue004"
 """The tool's name, the call's id, its number, an argument's key, and the name of its type."""
 TAGS = "<|python_tag|>", "functools"
-"""What Llama 3 and Phi-4 may write before objects though their templates don't."""
+"""What Llama 3 and Phi-4 may write before objects although their templates don't."""
 CDATA = "<![CDATA[", "]]>"
 Form = Literal["object", "named", "elements", "python", "braces"]
 
@@ -211,7 +211,7 @@ def _detect(source: str, special_tokens: tuple[tuple[str, str], ...], unsaid: To
     shown = renderer.try_render([{"role": "user", "content": _QUESTION}], prompt=True)
     written = renderer.sample(_SHORT_IDS, False)
     if shown is None or _FIRST not in shown or (written is not None and _FIRST in written.one):
-        return None  # it writes calls in a way that isn't known
+        return None  # calls in an unknown style
     return next((style for mark, style in _SHOWN.items() if mark in shown), unsaid)
 
 
@@ -252,7 +252,7 @@ class _Renderer:
                 add_generation_prompt=prompt,
                 **self._special,
             )
-        except Exception:  # noqa: BLE001  # templates raise whatever they like
+        except Exception:  # noqa: BLE001  # templates may raise anything
             return None
         text: str = texts[0]
         return text

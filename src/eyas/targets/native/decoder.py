@@ -98,8 +98,8 @@ class LayerParts:
     anchored: bool = False
     """Whether all guesses of a draft see as far back as the last committed token does."""
     whole_draft: bool = False
-    """Whether guesses see each other and the last committed token, however small the window is. Native passes take this
-    per pass, as they take the next."""
+    """Whether guesses see each other and the last committed token, however small the window is. For native passes, this
+    and `causal` are set per pass."""
     causal: bool = True
     """Whether a token sees none that follow it in its pass."""
     attention_out_norm: nn.Module | None = None

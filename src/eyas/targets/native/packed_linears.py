@@ -39,7 +39,8 @@ class PackedLinear(NativeLinear):
     _kind: WeightFormat
     _tied = False
     as_floats = False
-    """Whether inputs aren't quantized, as trials need it: codes that rounding changes would hide other errors."""
+    """Whether inputs aren't quantized. Trials need that, because codes that rounding changes would hide other
+    errors."""
 
     @classmethod
     def of_blocks(

@@ -37,7 +37,7 @@ CHATS = 2
 """Chats of full length that fit into an `auto` micro-batch."""
 MIN_BATCHES = 160
 """Minimum `auto` micro-batches per epoch, if the longest chat allows it. With little data, larger micro-batches would
-leave a few dozen steps, which teach next to nothing."""
+leave a few dozen steps, in which a drafter learns hardly anything."""
 VOCABULARY_STEP = 1024
 """An `auto` draft vocabulary is a multiple of this if fewer distinct tokens than allowed occur in the answers."""
 

@@ -64,7 +64,7 @@ def save_state(
         write_tensors(folder / files["weights"], weights)
         write_tensors(folder / files["optimizer"], tensors)
         write_json(folder / META, meta)
-    finally:  # also after a failure: keep the previous state, remove half-written files
+    finally:  # also after a failure, so that half-written files are removed and the previous state stays
         _remove_unnamed(folder)
 
 

@@ -69,7 +69,7 @@ class Means:
 
 Values = Mapping[str, float]
 Advance = Callable[[str, int, int], None]
-"""Called as a validation proceeds, with what it does, the units done, and all units of that."""
+"""Called during a validation with its current task, the units of it that are done, and all units."""
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
 """Matches the names of metrics of later training-time-test steps, such as `accuracy_1`."""

@@ -194,7 +194,7 @@ def train(
             # one sum, so that all processes act alike: it is infinite if any of them got a signal
             waited = processes.all_sum(math.inf if stop.signal_number else time.monotonic() - saved)
             if judged or waited > config.save_seconds * processes.world_size:
-                log.sync()  # before the state, so that the log is complete up to the saved step
+                log.sync()  # before the state is saved, so that the log is complete up to its step
                 save_state(state, model, optimizers, done, identity, processes)
                 saved = time.monotonic()
             if math.isinf(waited) and not last:

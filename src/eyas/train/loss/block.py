@@ -145,7 +145,8 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""Slots in a part on a CPU, 4 times as many elsewhere. More would mask more of each product, fewer make it small."""
+"""Slots in a part on a CPU, 4 times as many elsewhere. With more, more of each product is masked; with fewer, products
+are too small."""
 
 
 class Anchors(NamedTuple):

@@ -40,7 +40,7 @@ class LossConfig(StrictModel):
     decay: float = Field(default=0.8, gt=0, le=1)  # weight of a step relative to the one before
     dpace: float | None = Field(default=None, ge=0, le=1)
     """Alpha of D-PACE's weights (arXiv 2605.18810): a guess's token loss also weighs the number of guesses from it on
-    that are likely to be right. 1 = all are; None = no such weights. The paper's `decay` is 1."""
+    that are likely to be right. 1 = all of them; None = no such weights. The paper's `decay` is 1."""
     noise: float = Field(default=0.0, ge=0)
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
 

@@ -3,7 +3,7 @@
 The teacher's output for a chunk is computed once and shared by its K guesses. Its logits, their gradient and the head's
 are freed before the next chunk, so memory doesn't grow with the batch. Gradients are therefore computed in the forward
 pass (as Liger does) and only scaled in the backward pass. If most guesses are missing, as with sampled anchors, a chunk
-holds single guesses instead of answer tokens with K guesses each: every guess is then a token of its own with k = 1.
+holds single guesses instead of answer tokens with K guesses each; every guess then counts as a token with k = 1.
 
 Token losses have hand-written gradients, so that one buffer holds first log q and then the gradient.
 
@@ -206,7 +206,7 @@ class TokenLoss:
     def run(self, states: Guesses, rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
         """Run over all chunks, adding to `grads`: one for all states, one per parameter.
 
-        The mixed loss and D-PACE run over them once more before.
+        The mixed loss and D-PACE first run over them once more, for their weights.
         """
         steps = len(states.sizes)
         device = rows.answers.device
@@ -289,7 +289,7 @@ def dpace_weights(chances: Tensor, rows: ChainRows, there: Tensor, alpha: float)
     """D-PACE's weights [M, K] of guesses that are right with these `chances` [M, K]; 0 where none is `there` [M, K].
 
     With s = (1 - alpha) * chance + alpha, guess j of a chain weighs the sum over its guesses m >= j of s_0 * ... * s_m.
-    A guess that is missing, as its token is no answer's, is left out of products and sums.
+    A guess that is missing, because its token isn't in an answer, is left out of products and sums.
     """
     tokens, steps = there.nonzero(as_tuple=True)
     chains = rows.answers[tokens] - 1 - steps  # the row from which each guess's chain starts, as in `accept_lengths`

@@ -222,8 +222,8 @@ class DraftObjective:
 def feature_noise(batch: FeatureBatch, scale: float, key: tuple[int, ...]) -> Tensor:
     """EAGLE-1's noise on features, [B, S, A, Ht]: (U - 0.5) * scale * 512 / T with U uniform in [0, 1).
 
-    T is the number of a chat's tokens up to its last answer token. Noise makes up for the fact that the drafter's own
-    states, which it reads in later steps, aren't exact. It depends only on `key`, so a resumed run gets the same noise.
+    T is the number of a chat's tokens up to its last answer token. Noise prepares the drafter for reading its own
+    inexact states in later steps. It depends only on `key`, so a resumed run gets the same noise.
     """
     device = batch.taps.device
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

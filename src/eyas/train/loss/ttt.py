@@ -8,7 +8,7 @@ makes after committing pair i: it attends to the true pairs 0..i and its own gue
 Medusa's heads all guess from the true state, so step j is head j (`_heads`). P-EAGLE's slots read the same masked pair
 instead of guesses. Slot j sees only the slots before it, so step j computes what one pass over all slots would.
 
-Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
+Step 0 computes every position, because later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
 
 In a drafter with a window, row i sees at every step the pairs that the window keeps of the first i + 1 (`Windowed`). In
