@@ -255,6 +255,7 @@ class FairTime:
         """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""
         known = [self._seconds[client] for client in requests if client in self._seconds]
         self._floor = max(self._floor, min(known) - _CREDIT) if known else self._floor
+        # clients at the floor are forgotten, because they would begin there again
         ahead = {client: seconds for client, seconds in self._seconds.items() if seconds > self._floor}
         self._seconds = ahead | {client: ahead.get(client, self._floor) for client in requests}
         self._seen = {client: at for client, at in self._seen.items() if at > now - _REMEMBERED}

@@ -246,6 +246,7 @@ class ModelRunner:
                     following = chunk.next_on_host if drafter.reads_on_host else chunk.next_tokens
                     observe_rows(drafter, batch.rows, following, chunk.taps, chunk.counts, observed, reading)
                     self._prompt_pairs += sum(chunk.counts)
+                # before `cache_prefix`, which copies as many tokens as are cached
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
                     sequence.cached += count
                 if drafter is not None and self._forgets:  # before the next chunk's pairs overwrite these
@@ -298,7 +299,7 @@ class ModelRunner:
             [sequence.request.params.temperature > 0.0 for sequence in decoding],
             [self.drafter.pairs.unread(row) for row in rows],
         )
-        if tree is None:
+        if tree is None:  # `drafting` stays as it is, because the planner learns from plain rounds of these rows, too
             return RoundPlan(None, drafting, reading)
         reached = self._fitting_a_step(rows, drafting)
         if reached != drafting or any(self._exceeding_a_step(rows, reached)):
@@ -372,7 +373,7 @@ class ModelRunner:
                 prompt_pairs=self._prompt_pairs,
             )
             self.planner.learn(record)
-            self._overhead = time.perf_counter() - self._planned_at - seconds
+            self._overhead = time.perf_counter() - self._planned_at - seconds  # reported with the next record
             self._prompt_pairs = 0
         return output
 

@@ -175,7 +175,7 @@ class StepBudget:
         chunk, step = self._passes.prefill_chunk, self._plan
         if chunk is None:
             return None
-        if step.crowded and not step.alone:
+        if step.crowded and not step.alone:  # the client with many requests takes part
             chunk = min(chunk, self._time.tokens.most)
         return max(0, chunk - self._read)
 
@@ -449,7 +449,7 @@ class PassSizeLimits:
     def exhausted(self, tokens: int) -> None:
         """Record that memory ran out in a pass of `tokens` tokens."""
         self._failed = max(self._failed, tokens)
-        self._most = max(1, min(tokens, self._most or tokens) // 2)
+        self._most = max(1, min(tokens, self._most or tokens) // 2)  # the pass may have been larger than allowed
         self._steps = 0
 
     def succeeded(self) -> None:

@@ -453,6 +453,7 @@ class CacheRoom:
         self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
         if self.has(slots, columns):
             return False
+        # a planned rectangle that is large enough is taken, because contents may be copied to it already
         if (
             self.planned is None
             or slots > self.planned[0]
@@ -502,7 +503,7 @@ class CacheRoom:
         self._rows = ()
         self.planned = None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
-        if slots * columns * 2 > self.slots * self.columns:
+        if slots * columns * 2 > self.slots * self.columns:  # it would free less than half
             return False
         self.slots = slots
         self.columns = columns

@@ -52,7 +52,7 @@ class PrepareConfig(StrictModel):
         return self
 
     def held_out_share_of(self, chats: int) -> float:
-        """The held-out share for `chats` chats; larger for few, because a handful can't decide between checkpoints."""
+        """The held-out share for `chats` chats; larger for few, because choices based on a handful depend on chance."""
         if self.held_out_share is not None:
             return self.held_out_share
         return min(_MAX_HELD_OUT, max(_MIN_HELD_OUT, _MEASURED_CHATS / chats))

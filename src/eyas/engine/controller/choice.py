@@ -59,6 +59,7 @@ class Choice:
             self._recording = recordings.cost(used, prospects)
             if self.used is not None and not recordings.affords(self._recording):
                 used = prospects.of(self.used.shape)
+        # one drafting shape may replace another at once, but from plain rounds it must first make up for its start
         self.wanted, self.used = (used, None) if self.used is None else (None, used)
         self.prospects = prospects
         if self.wanted is None:

@@ -79,6 +79,8 @@ class Explorer:
         more = int(_STRETCH / seconds)
         if planned is None:
             return more
+        # not with candidates, which are kept to be analyzed once in a while, nor near the context's end, where trees
+        # are cut: a round emits at most depth + 1 tokens
         return 0 if planned.keeps_candidates or left < (1 + more) * (planned.depth + 2) else more
 
     def while_drafting(self, prospects: Prospects, used: Prospect, analysis: float) -> Probe | None:

@@ -87,6 +87,7 @@ class Prospects:
         if stops_early and rows > 1:
             longest = np.maximum(levels, _LONGEST / rows * self._nodes)
             padded = np.maximum(rows * longest - self._nodes, 0.0)
+            # width 1 with the lowest threshold stands for chains of equal length, without padding
             levels[0, :, 0] = full[0, :, 0]
             padded[0, :, 0] = 0.0
             self._nodes[0, :, 0] = rows * full[0, :, 0]
