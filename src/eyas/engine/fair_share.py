@@ -89,7 +89,7 @@ class FairQueue(Generic[T]):
     def peek(self, held: Mapping[str, int] | None = None, among: Collection[str] | None = None) -> T | None:
         """The next item `among` some clients (None = all); None if nothing waits.
 
-        Clients that have fewer items in hand come first; `held` says how many each has.
+        Clients that hold fewer items come first; `held` says how many each holds.
         """
         names = self._clients.keys() if among is None else [name for name in among if name in self._clients]
         if not names:

@@ -414,7 +414,7 @@ def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
 def state_columns(cache: SlotCache) -> int:
     """The memory of a slot's recurrent states, in cache columns, including copies for prefixes.
 
-    0 if no layer has keys and values: a limit in tokens means nothing there.
+    0 if no layer has keys and values, because a limit in tokens has no meaning then.
     """
     states, column = cache.states, cache.column_bytes
     return 0 if states is None or not column else -(-states.copies.max_copies * states.slot_bytes // column)

@@ -1,7 +1,7 @@
 """Recurrent states of the sequences in a slot cache, and the order in which a pass updates them.
 
 A recurrent layer mixes every token into a state, and a token can't be removed again. So a pass only reads committed
-states. It first runs the tokens that are kept in any case (a prompt's, a tree's roots) one after the other and stages
+states. It first runs the tokens that are always kept (a prompt's, a tree's roots) one after the other and stages
 each row's state after them. A tree's guesses continue from there, level by level. Their states are dropped as soon as
 the next level is done; only their inputs are staged. Committing runs the guesses of the accepted path through the same
 steps once more. So committed states are bit-identical to those of plain decoding, and a tree needs memory for the
@@ -91,9 +91,9 @@ class StatePath:
     #   guesses  [tokens [1, 2, 5], above [0, 0, 1], inner [0]]    a, b and d, from the states after the roots
     #            [tokens [3], above [0]]                           c, from the first inner state: a's
     rows: range
-    counts: Sequence[int]  # [R] number of a row's leading columns that are kept in any case
+    counts: Sequence[int]  # [R] number of a row's leading columns that are always kept
     indexes: Sequence[Sequence[int]]  # [R][Q] index of the pass's token in each column
-    sure: Sequence[Level]  # of the tokens that are kept in any case; each continues from its row's state
+    sure: Sequence[Level]  # of the tokens that are always kept; each continues from its row's state
     guesses: Sequence[Sequence[Level]] = ()  # each level in parts; the first one continues from the rows' states
 
     @property

@@ -1,4 +1,5 @@
-"""Choose among candidates (checkpoints, trees, trials of a sweep): their scores, how sure a difference is, the best.
+"""Choose among candidates (checkpoints, trees, trials of a sweep): their scores, how certain a difference is, and the
+best.
 
 Speedup is what users notice, but timing is noisy; accept length is a count, and under greedy decoding the same every
 time. Both would differ on other prompts. That uncertainty is estimated by leaving out one group of prompts at a time
@@ -234,7 +235,7 @@ def doubt(candidate: Candidate) -> str | None:
 
 
 def describe_speed(candidate: Candidate) -> str:
-    """Its speedup and how sure that is, in words."""
+    """Its speedup and how certain that is, in words."""
     speedup = candidate.mean("speedup")
     margin = candidate.margin("speedup")
     bars = "" if margin is None else f" (give or take {margin:.2f}, two standard errors)"

@@ -394,7 +394,7 @@ class MethodComparison:
 
     @property
     def verdict(self) -> str:
-        """Which method is fastest, how sure that is, and what to serve, in a few sentences."""
+        """Which method is fastest, how certain that is, and what to serve, in a few sentences."""
         best = self.fastest
         wrong = [f"{one.name} isn't ranked: {one.wrong}." for one in self.standings if one.wrong is not None]
         if best.name == PLAIN:

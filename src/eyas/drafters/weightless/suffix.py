@@ -211,7 +211,8 @@ class SuffixDraft(NamedTuple):
 
 
 class SuffixIndex:
-    """Suffix counts of a text that grows at its end and can be cut at both ends, or of several texts in a row.
+    """Suffix counts of a text that grows at its end and can be cut at both ends, or of several texts, one after
+    another.
 
     The counts equal a suffix tree's but are taken from the text itself: a search for one token among a hundred thousand
     takes about 50 microseconds, appending and cutting are copies, and memory is four bytes per token. As in a tree, an

@@ -1,4 +1,4 @@
-"""What a drafter brings to the controller: an arm, one way to draft that is weighed against plain rounds.
+"""Arms: the ways to draft that the controller weighs against plain rounds, one for each type of drafter.
 
 An arm forecasts the result of its rounds, makes their trees, and learns from them. The controller decides when to
 draft.

@@ -107,7 +107,7 @@ class Prospects:
         self._padding = partial(costs.padding_seconds, rows=rows)
         self.rows = rows
         self._known: dict[Shape, Prospect] = {}
-        self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by how many were asked for
+        self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by the requested count
         self._padded: dict[int, Array] = {}  # of padded positions, likewise
         self.plain_seconds = costs.plain_seconds(rows, lengths)
         self.catching_up = float(costs.observe_seconds(rows, rows))

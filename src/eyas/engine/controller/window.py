@@ -49,7 +49,7 @@ class WindowGain:
         return self._accepted / self._rows / self._assumed if self._assumed else 1.0
 
     def samples(self) -> Array:
-        """[S] samples of the tokens that a row may accept; what is known fades while windows rest."""
+        """[S] samples of the tokens that a row may accept; what is known fades while no windows run."""
         weight = _FADE**self._rested
         accepted, rows = weight * self._accepted + _GUESS, weight * self._rows + 1.0
         drawn: Array = self._draw.gamma(accepted, size=_SAMPLES) / rows

@@ -110,7 +110,7 @@ async def apply_template(body: ApplyTemplateRequest, context: Context, info: Inf
 
 
 def _mixed(tokenizer: Any, parts: Sequence[str | int]) -> tuple[int, ...]:
-    """The tokens of texts and token ids in a row; only a text at the beginning gets special tokens."""
+    """The tokens of a sequence of texts and token ids; only a text at the beginning gets special tokens."""
     found: list[int] = []
     for at, part in enumerate(parts):
         if isinstance(part, int):

@@ -140,7 +140,7 @@ async def generate(body: OllamaGenerateRequest, context: Context, info: Info) ->
     served = _accept(body, context)
     if not (body.prompt or body.suffix):
         return await _idle(body, _in_text)
-    # a model without a chat template continues any prompt, as one without a template does at Ollama
+    # a model without a chat template continues any prompt, as one without a template does in Ollama
     plain = body.raw or body.suffix or not (body.system or has_chat_template(context.engine.tokenizer))
     if not plain:
         return await _answer(body, served, context, info, GENERATE, _in_text)

@@ -47,7 +47,7 @@ async def respond(
     """Make the HTTP response: a stream immediately, a JSON document once it is complete.
 
     `typed`: events are named by their `type`, as in the Responses API. `ends_itself`: the last event says that it is
-    the last, and none follows. `lines`: each chunk is a line of JSON instead of an event, as at Ollama.
+    the last, and none follows. `lines`: each chunk is a line of JSON instead of an event, as in Ollama's API.
     """
     if stream and lines:
         return LineStream(generated.events(), write_seconds)

@@ -168,7 +168,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Say in `/openapi.json` that null is as good as absent, for every field that may be absent."""
+        """Say in `/openapi.json` that null counts as absent, for every field that may be absent."""
         made = handler(schema)
         null = {"type": "null"}
         whole = handler.resolve_ref_schema(made)

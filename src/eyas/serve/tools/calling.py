@@ -303,7 +303,7 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
         message = "this model's chat template shows no tools: send none, or serve a model that was trained with tools"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
     style = _style_of(tokenizer, str(tokenizer.chat_template))
-    # naming a function asks for one call of it, as at OpenAI and in vLLM
+    # naming a function asks for one call of it, as in OpenAI's API and vLLM
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
     if style is None:
         return Calling(None, schemas, None, False, parallel, frozenset())

@@ -242,7 +242,7 @@ class RunLog:
             writer.close()
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step` finished steps; without a bar, print the time left now and then."""
+        """Move the progress bar to `step` finished steps; without a bar, print the time left at intervals."""
         self._bar.update(self._task, completed=step)
         now = time.monotonic()
         made = step - self._first
@@ -256,7 +256,7 @@ class RunLog:
             self._console.print(f"step {step} of {self._steps}: {took} a step, about {left} left", soft_wrap=True)
 
     def validating(self, what: str, done: int, total: int) -> None:
-        """Show a validation's progress in a bar of its own; without a bar, print it now and then."""
+        """Show a validation's progress in a bar of its own; without a bar, print it at intervals."""
         self._bar.update(self._validation, description=f"validating: {what}", completed=done, total=total, visible=True)
         if self._console.is_terminal or not self._writers or time.monotonic() - self._said < SILENCE:
             return
