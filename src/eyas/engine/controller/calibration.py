@@ -60,6 +60,8 @@ _FEWEST, _MOST = 2, 7
 _SHORT_PASS = 0.02
 """Seconds of a plain pass on a CPU below which it matters what the CPU caches hold. Then drafts, and passes over one
 token, are timed right after a pass, as happens in serving."""
+_SETTLING = 3
+"""Plain passes after which another one takes as long as in a plain answer: the first ones take up to 40% longer."""
 _SLOW = 1 / 40
 """A run that takes this share of the time isn't repeated if passes are native, because they have nothing to warm up and
 noise is small in comparison."""
@@ -169,17 +171,26 @@ class _Bench:
                     continue
                 for _ in range(unrecorded if lap == 0 else 0):
                     timed()
-                self._come_from_a_pass(name, work, runs)
+                self._come_as_in_service(name, work, runs)
                 taken.append(timed())
         return runs
 
-    def _come_from_a_pass(self, name: Size, work: Work, runs: Runs) -> None:
-        """Fill CPU caches with the target's weights before timing a size that follows a pass in serving."""
-        kind, _ = name
+    def _come_as_in_service(self, name: Size, work: Work, runs: Runs) -> None:
+        """Fill caches with what precedes a size in service.
+
+        A draft comes after a pass, a pass over a tree after a draft, and a plain pass after several plain ones.
+        """
+        kind, size = name
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
-        follows = kind == "first" or kind.startswith("level") or name == ("tokens", 1)
         short = plain in work and (runs.get(plain) or [0.0])[-1] < _SHORT_PASS
-        if follows and short and self._target.backend.name == "native":
+        if not short or self._target.backend.name != "native":
+            return
+        if name == ("tokens", 1):
+            for _ in range(_SETTLING):
+                work[plain]()
+        elif kind == "tokens" and size > 1:
+            self._draft(1, 1, 1 + self._levels)
+        elif kind == "first" or kind.startswith("level"):
             work[plain]()
 
     def _pays_never(self, name: Size, runs: Runs) -> bool:
