@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import save_network
@@ -46,6 +47,20 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pyte
     assert "float32" in table.measured_on
     assert drafter.pairs.slots == 0
     assert table.read_by_pairs is None  # observing reads the pairs
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
+def test_a_saved_table_is_that_of_the_next_start_with_several_threads(tmp_path: Path) -> None:
+    """Native passes have threads of their own and give PyTorch one, which says nothing about the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        target = tiny.quick_target()
+        made = [costs_for(target, SuffixDrafter(target.device), 1, tmp_path / "costs.json") for _ in range(2)]
+    finally:
+        torch.set_num_threads(before)
+    assert "with 2 threads" in made[0].measured_on
+    assert made[1] == made[0]
 
 
 def test_reading_is_measured_in_a_draft_where_observing_only_stores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ class Pace:
         self._least = least
         self._most = most
         self._cost = 0.0
+        self._times = 0
         self._since = most
         self._seconds = 0.0
 
@@ -53,7 +54,14 @@ class Pace:
         self._seconds += seconds
 
     def done(self, seconds: float) -> None:
-        """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
-        self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
+        """Account for the work, which took `seconds`; a single outlier changes its expected cost little.
+
+        The first time doesn't count: its code and data are in no cache, so it takes several times as long.
+        """
+        self._times += 1
+        if self._times <= 2:
+            self._cost = seconds * (self._times - 1)
+        else:
+            self._cost += 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since = 0
         self._seconds = 0.0

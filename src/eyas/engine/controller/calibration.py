@@ -81,7 +81,8 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
     """
     bench = _Bench(target, drafter.fresh(), batch_size, widest)
     with target.backend.running():  # the engine runs its steps under it, too
-        return bench.table(bench.measure(seconds))
+        runs = bench.measure(seconds)
+    return bench.table(runs)
 
 
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types")
