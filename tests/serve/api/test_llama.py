@@ -218,3 +218,23 @@ def test_the_server_describes_itself_and_tokenizes() -> None:
     assert "no slots of their own" in slots.json()["error"]["message"]
     assert tokens.json()["tokens"] == knowing(*QWEN)("def add", add_special_tokens=False)["input_ids"]
     assert text.json()["content"] == text.json()["prompt"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill"])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("n", 2, "one answer is written"),
+        ("echo", True, "only the answer is written"),
+        ("logprobs", 0, "send n_probs"),
+        ("prompt_logprobs", 1, "only the answer has log-probabilities"),
+        ("return_token_ids", True, "send return_tokens"),
+        ("eyas", {"trace": True}, "eyas.trace is only served by chat and text completions"),
+    ],
+)
+def test_fields_that_its_response_has_no_place_for_are_refused(path: str, field: str, value: Any, said: str) -> None:
+    prompt = {"prompt": "a"} if path == "/completion" else {"input_prefix": "a", "input_suffix": "b"}
+    answer = ask(engine(), path, **prompt, **{field: value})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    assert ask(engine(), path, **prompt, n=1, echo=False, eyas={}).status_code == 200

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from eyas.serve.schema.chat import ChatCompletionRequest, CompletionRequest, TokenPrompt
 from eyas.serve.schema.request import UNLIMITED, Ignored, Name, RequestModel, names_ignored
@@ -24,6 +24,14 @@ _NATIVE = frozenset(
     "return_tokens n_probs".split()
 )
 """Fields that a completion doesn't have, or has by another name."""
+_UNWRITTEN = {
+    "n": "one answer is written: use /v1/completions for several",
+    "echo": "only the answer is written: use /v1/completions",
+    "logprobs": "send n_probs",
+    "prompt_logprobs": "only the answer has log-probabilities: use /v1/completions",
+    "return_token_ids": "send return_tokens",
+}
+"""Fields of a completion that change what its response holds, which these routes don't write, and what to send."""
 
 
 class ExtraContext(RequestModel):
@@ -56,6 +64,18 @@ class LlamaRequest(RequestModel, extra="allow"):
     n_keep: Annotated[Any, Ignored("the context isn't shifted")] = None
     n_discard: Annotated[Any, Ignored("the context isn't shifted")] = None
     post_sampling_probs: Annotated[Any, Ignored("log-probabilities are the model's own")] = None
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> LlamaRequest:
+        asked = self.model_extra or {}
+        for name, instead in _UNWRITTEN.items():
+            value = asked.get(name)
+            if value is not None and value is not False and not (name == "n" and value == 1):
+                raise ValueError(f"{name} isn't supported here: {instead}")
+        own = asked.get("eyas")
+        if isinstance(own, dict) and own.get("trace"):
+            raise ValueError("eyas.trace is only served by chat and text completions")
+        return self
 
     def completion(self, served: str) -> CompletionRequest:
         """The same request with OpenAI's names. Raises ValidationError for fields that no completion has."""
