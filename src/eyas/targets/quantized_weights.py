@@ -256,8 +256,8 @@ class _Reader:
         belonging = {f"{prefix}.{part}" for prefix in self.quantized for part in (main, *others)}
         self.plain = [key for key in self._files if key not in belonging and not _OF_INPUTS.search(key)]
         """The names of all other tensors."""
-        if lone := [key for key in self.plain if key.endswith((".scales", ".qzeros", ".weight_packed"))]:
-            raise ModelError(f"{name} holds {lone[0]}, which belongs to no quantized weight: eyas can't run it")
+        if unpaired := [key for key in self.plain if key.endswith((".scales", ".qzeros", ".weight_packed"))]:
+            raise ModelError(f"{name} holds {unpaired[0]}, which belongs to no quantized weight: eyas can't run it")
 
     def take(self, key: str) -> Tensor | None:
         """The tensor with this name; None if there is none."""

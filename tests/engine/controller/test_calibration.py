@@ -32,7 +32,7 @@ from .simulation import Machine
 
 
 def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_HOPELESS", math.inf)  # however a busy machine stalls
+    monkeypatch.setattr(calibration, "_MAX_SLOWDOWN", math.inf)  # however a busy machine stalls
     target = tiny.target("llama")
     drafter = tiny.drafter("eagle3")
     table = calibrate(target, drafter, batch_size=3, widest=60, seconds=0.0)

@@ -55,7 +55,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
     own, frontiers = grow(PlannedTree(SharedTree(4, narrow, 1), keeps_candidates=True), seed, rows)
     assume(all(mine <= other for mine, other in zip(frontiers, wide_frontiers, strict=True)))
     groups = [row % 2 for row in range(rows)]
-    rates = learned(Supply(WIDTHS, 6, doubt=0.0), wide, groups)
+    rates = learned(Supply(WIDTHS, 6, prior_weight=0.0), wide, groups)
     for group in set(groups):
         mine = [row for row in range(rows) if groups[row] == group]
         for level, scores in enumerate(own.scores):
@@ -65,7 +65,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
 
 def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 1, 1)
-    supply = Supply((1, 3, 5), 4, doubt=0.0)
+    supply = Supply((1, 3, 5), 4, prior_weight=0.0)
     # more than the next narrower beam
     supply._sums[:] = 7.0
     supply._weights[:] = 1.0
@@ -81,11 +81,11 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
 
 def test_rows_that_draft_nothing_and_rows_beyond_the_sample_are_left_out() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 3, 4)
-    whole = learned(Supply(WIDTHS, 2, doubt=0.0), offered, [0, 0, 0, 0])
+    whole = learned(Supply(WIDTHS, 2, prior_weight=0.0), offered, [0, 0, 0, 0])
     one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
-    first = Supply(WIDTHS, 2, doubt=0.0)
+    first = Supply(WIDTHS, 2, prior_weight=0.0)
     first.learn(offered, np.zeros(4, dtype=np.int64), np.array([True, False, False, False]))
-    np.testing.assert_allclose(first.rates, learned(Supply(WIDTHS, 2, doubt=0.0), one, [0]))
+    np.testing.assert_allclose(first.rates, learned(Supply(WIDTHS, 2, prior_weight=0.0), one, [0]))
     assert not np.allclose(first.rates, whole)
     nobody = first.rates.copy()
     first.learn(offered, np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.bool_))

@@ -65,9 +65,9 @@ def test_a_normed_gated_product_with_a_residual(name: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: Activation) -> None:
-    layer, x, beside = _linear(torch.float32, False), torch.randn(2, INPUTS), torch.randn(2, OUTPUTS)
+    layer, x, addend = _linear(torch.float32, False), torch.randn(2, INPUTS), torch.randn(2, OUTPUTS)
     _close(
-        linear(x, Weight.of(layer), activation=activation, beside=beside), ACTIVATIONS[activation](layer(x)) + beside
+        linear(x, Weight.of(layer), activation=activation, addend=addend), ACTIVATIONS[activation](layer(x)) + addend
     )
 
 

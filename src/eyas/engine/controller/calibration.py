@@ -53,7 +53,7 @@ _MIDDLE = 256
 _EQUAL = 3
 _UNEQUAL = (1, 3)
 """Nodes of each row in an equal batch; in unequal ones, half of the rows have 1 or 3 more, the others as many fewer."""
-_HOPELESS = 5.0
+_MAX_SLOWDOWN = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
@@ -200,7 +200,7 @@ class _Bench:
         if kind != "tokens" or tokens <= 2 * self._rows[-1]:
             return False
         smaller = [taken[0] for (kind, size), taken in runs.items() if kind == "tokens" and size > 1]
-        return bool(smaller) and smaller[-1] > _HOPELESS * runs["tokens", 1][0]
+        return bool(smaller) and smaller[-1] > _MAX_SLOWDOWN * runs["tokens", 1][0]
 
     def table(self, runs: Runs) -> CostTable:
         """The cost table with curves through the median run of each size."""

@@ -14,7 +14,7 @@ from eyas.engine.controller.planner import Prospect, Prospects
 
 _CHANGE_RECORDED = 1.05
 """The factor by which a shape must be faster than a recorded one to replace it."""
-_DOUBT = 3.0
+_RECORDING_MARGIN = 3.0
 """A shape is recorded once it would have saved this many times the recording's seconds, since forecasts may be high."""
 
 
@@ -79,7 +79,7 @@ class Choice:
         """
         if self.wanted is None:
             return math.inf
-        missing = reading() + _DOUBT * self._recording - self._missed
+        missing = reading() + _RECORDING_MARGIN * self._recording - self._missed
         if missing <= 0.0:
             self.used = self.wanted
             self.wanted = None

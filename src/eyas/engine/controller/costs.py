@@ -48,7 +48,7 @@ _WINDOW = 9
 """The number of rounds around a time from which its speed is estimated."""
 _TURNS = 3
 """Iterations in which speed and errors are fitted alternately."""
-_USUAL = 0.1
+_HUBER_THRESHOLD = 0.1
 """Residuals beyond this, after speed and size are accounted for, lose weight (Huber)."""
 _OCTAVE = 2
 """Size bins in an octave; sizes in one bin share an error."""
@@ -113,7 +113,7 @@ class Residuals:
         for _ in range(_TURNS):
             passes = raw[first] - errors[at[first]]
             speed = _running_mean(passes, weights)
-            weights = _USUAL / np.maximum(np.abs(passes - speed), _USUAL)
+            weights = _HUBER_THRESHOLD / np.maximum(np.abs(passes - speed), _HUBER_THRESHOLD)
             left = raw - speed[time]
             left = left[np.lexsort((left, group))]
             errors[present] = (left[low] + left[high]) / 2.0  # medians

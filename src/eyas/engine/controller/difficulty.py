@@ -59,8 +59,8 @@ class Difficulty:
             worth = np.array([values.of_step(min(step.logprob, 0.0), step.later, own) for step in steps])  # [n]
             raised = np.multiply.outer(np.minimum(worth, -1e-3), _EXPONENTS)  # [n, E]
             accepted = np.array([[step.accepted] for step in steps])
-            news = np.where(accepted, raised, np.log1p(-np.exp(raised))).sum(0)
-            self._evidence[text] = self._evidence.get(text, 0.0) * _ROUNDS + news
+            log_likelihoods = np.where(accepted, raised, np.log1p(-np.exp(raised))).sum(0)
+            self._evidence[text] = self._evidence.get(text, 0.0) * _ROUNDS + log_likelihoods
 
     def _posterior(self, text: int) -> Array:
         evidence = self._evidence.get(text, np.zeros(1))

@@ -140,6 +140,6 @@ class GainModel:
             reach = np.minimum(offers / rows * (best[group] @ _KEPT), 1.0)  # [D, L]
             idle *= (1.0 - reach) ** rows
         # level 1 is always drafted, level d + 1 if the best node of some row at depth d is worth extending
-        goes_on = np.minimum.accumulate(1.0 - idle, axis=0)
-        levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), goes_on[:-1].cumsum(0)))
+        continues = np.minimum.accumulate(1.0 - idle, axis=0)
+        levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), continues[:-1].cumsum(0)))
         return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)

@@ -29,16 +29,16 @@ class ObservationPolicy:
 
     def __init__(self) -> None:
         self._begun, self._rounds, self._used, self._unobserved = (Counter[int]() for _ in range(4))
-        self._usual = 0.0
+        self._mean_rows = 0.0
         """The running mean of the rows of all rounds, observed or not."""
 
     def decoded(self, rows: int) -> None:
         """Account for any round, of `rows` rows."""
-        self._usual += (rows - self._usual) / _LATEST
+        self._mean_rows += (rows - self._mean_rows) / _LATEST
 
     def admits(self, rows: int) -> bool:
         """Whether a sequence that begins as one of `rows` is observed."""
-        load = max(rows, round(self._usual)).bit_length()
+        load = max(rows, round(self._mean_rows)).bit_length()
         if self._unobserved[load]:
             self._unobserved[load] -= 1
             return False

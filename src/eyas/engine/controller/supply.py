@@ -40,11 +40,11 @@ class Supply:
     seen.
     """
 
-    def __init__(self, widths: Sequence[int], depth: int, doubt: float = 1.0) -> None:
-        """`doubt`: the weight of the assumption, in drafts, before any draft was seen."""
+    def __init__(self, widths: Sequence[int], depth: int, prior_weight: float = 1.0) -> None:
+        """`prior_weight`: the weight of the assumption, in drafts, before any draft was seen."""
         self.widths = tuple(widths)
         self._depth = depth
-        self._doubt = doubt
+        self._prior_weight = prior_weight
         self._grid: Indices = np.array(widths)
         self._turn = 0
         # differences to the next narrower beam, so that narrow drafts also correct the forecasts of wide ones
@@ -62,7 +62,7 @@ class Supply:
     def rates(self) -> Array:
         """[G, W, D, K] the average number of candidates in a row."""
         assumed = np.stack([self._assumed(group)[0] for group in range(GROUPS)])
-        more = _averages(self._sums, self._weights, assumed, self._doubt)
+        more = _averages(self._sums, self._weights, assumed, self._prior_weight)
         out: Array = np.maximum(more.cumsum(1), 0.0)
         return out
 
@@ -70,7 +70,7 @@ class Supply:
     def best(self) -> Array:
         """[G, D, K] the distribution over bins of the best candidate at each depth."""
         assumed = np.stack([self._assumed(group)[1] for group in range(GROUPS)])
-        return _averages(self._best_sums, self._best_weights, assumed, self._doubt)
+        return _averages(self._best_sums, self._best_weights, assumed, self._prior_weight)
 
     def _assumed(self, group: int) -> tuple[Array, Array]:
         """What a draft offers beyond narrower ones [W, D, K], and its best [D, K], if all nodes are like the roots."""
@@ -127,15 +127,15 @@ class Supply:
                 seen[:, :, level] += counts.reshape(GROUPS, len(grid), BINS)
             if level < len(offered.beams):
                 beam = offered.beams[level].numpy()[rows]  # [R, F]
-                goes_on = np.take_along_axis(mine, beam[:, :, None], axis=1)  # [R, F, W']
-                goes_on = goes_on & (goes_on.cumsum(1) <= grid)
-                mine = (goes_on[:, :, None] & ranked).reshape(len(rows), -1, len(grid))
+                in_beam = np.take_along_axis(mine, beam[:, :, None], axis=1)  # [R, F, W']
+                in_beam = in_beam & (in_beam.cumsum(1) <= grid)
+                mine = (in_beam[:, :, None] & ranked).reshape(len(rows), -1, len(grid))
         return seen, best[: shape[2]]
 
 
-def _averages(sums: Array, weights: Array, assumed: Array, doubt: float) -> Array:
+def _averages(sums: Array, weights: Array, assumed: Array, prior_weight: float) -> Array:
     """Averages over drafts and a prior, `assumed`, whose weight fades out as drafts are counted."""
-    part = doubt * np.maximum(1.0 - (1.0 - _SUPPLY_FADE) * weights, 0.0)  # fades like a draft that came first
+    part = prior_weight * np.maximum(1.0 - (1.0 - _SUPPLY_FADE) * weights, 0.0)  # fades like a draft that came first
     out: Array = (sums + part * assumed) / np.maximum(weights + part, 1e-9)
     return out
 
@@ -165,6 +165,6 @@ def _alike(widths: tuple[int, ...], depth: int, grade: int) -> tuple[Array, Arra
         count = frontier.tokens.shape[1]
     offered = growth.tree().network.candidates
     assert offered is not None
-    made = Supply(widths, depth, doubt=0.0)
+    made = Supply(widths, depth, prior_weight=0.0)
     made.learn(offered, np.zeros(1, dtype=np.int64))
     return made.counts[0][0], made.counts[2][0]

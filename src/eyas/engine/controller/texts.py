@@ -1,8 +1,8 @@
 """How each text differs from the average: in what the drafter offers, and in how much of it is accepted.
 
 The tokens that a draft *promises* are the sum of its nodes' values, the acceptance rates of such nodes over all texts.
-A text's *offers* are promised tokens per forecast token: a drafter is less confident in some texts than in others. Its
-*calibration* is accepted tokens per promised token. Forecasts are multiplied by both, node values by the calibration.
+A text's *offers* are predicted tokens per forecast token: a drafter is less confident in some texts than in others. Its
+*calibration* is accepted tokens per predicted token. Forecasts are multiplied by both, node values by the calibration.
 
 Forecasts can't say whether a text is worth a trial, because they come from other texts. That is decided by a Beta
 distribution of the probability that the drafter guesses the text's next token (`Explorer.while_plain`).
@@ -36,7 +36,7 @@ _FADE = 1.0 - 1.0 / 64.0
 """The factor by which a text's own results decay with each round, since it may become easier or harder."""
 
 
-_USUAL: Array = np.array((1.0, 1.0, 1.0, 1.0, 1.0, _GUESSED))
+_TYPICAL: Array = np.array((1.0, 1.0, 1.0, 1.0, 1.0, _GUESSED))
 
 
 class Yield(NamedTuple):
@@ -45,7 +45,7 @@ class Yield(NamedTuple):
     offers: float
     """Promised tokens per forecast one."""
     calibration: float
-    """Accepted tokens per promised one."""
+    """Accepted tokens per predicted one."""
 
     @property
     def accepted(self) -> float:
@@ -58,8 +58,8 @@ class Evidence:
     """What the rounds of a text have shown so far."""
 
     forecast: float = 0.0
-    """The tokens that drafts in an average text would have promised."""
-    promised: float = 0.0
+    """The tokens that drafts in an average text would have predicted."""
+    predicted: float = 0.0
     """The sum of its nodes' values."""
     accepted: float = 0.0
     """Accepted tokens."""
@@ -70,16 +70,16 @@ class Evidence:
     def fade(self) -> None:
         """Account for a round: what earlier ones showed decays."""
         self.forecast *= _FADE
-        self.promised *= _FADE
+        self.predicted *= _FADE
         self.accepted *= _FADE
         self.drafts *= _FADE
         self.guessed *= _FADE
 
-    def learn(self, forecast: float, promised: float, accepted: float) -> None:
+    def learn(self, forecast: float, predicted: float, accepted: float) -> None:
         """Account for a draft."""
         self.fade()
         self.forecast += forecast
-        self.promised += promised
+        self.predicted += predicted
         self.accepted += accepted
         self.drafts += 1.0
         self.guessed += accepted > 0
@@ -87,8 +87,8 @@ class Evidence:
     @property
     def share(self) -> Array:
         """[6] its three pairs of sums, scaled so that a text counts as at most 1, however long it was."""
-        offers = np.array((self.forecast, self.promised)) / (self.forecast + _TOKENS)
-        calibration = np.array((self.promised, self.accepted)) / (self.promised + _TOKENS)
+        offers = np.array((self.forecast, self.predicted)) / (self.forecast + _TOKENS)
+        calibration = np.array((self.predicted, self.accepted)) / (self.predicted + _TOKENS)
         drafts = np.array((self.drafts, self.guessed)) / (self.drafts + _DRAFTS)
         return np.concatenate((offers, calibration, drafts))
 
@@ -99,7 +99,7 @@ class Texts:
     def __init__(self) -> None:
         self._evidence: dict[int, Evidence] = {}
         self._assumed: dict[int, Yield] = {}
-        self._earlier: Array = _EARLIER * _USUAL
+        self._earlier: Array = _EARLIER * _TYPICAL
         """The sum of the `share`s of the latest texts and of a typical one."""
         self._draw = np.random.default_rng(0)
 
@@ -108,14 +108,14 @@ class Texts:
         current = set(texts)
         for text, evidence in self._evidence.items():
             if text not in current:
-                self._earlier += (1.0 - _EARLIER_FADE) * (_EARLIER * _USUAL - self._earlier) + evidence.share
+                self._earlier += (1.0 - _EARLIER_FADE) * (_EARLIER * _TYPICAL - self._earlier) + evidence.share
         self._evidence = {text: self._evidence.get(text) or Evidence() for text in texts}
 
     def _yield(self, text: Evidence) -> Yield:
-        forecast, promised, offered, accepted = self._earlier[:4].tolist()
+        forecast, predicted, offered, accepted = self._earlier[:4].tolist()
         return Yield(
-            (text.promised + _TOKENS * promised / forecast) / (text.forecast + _TOKENS),
-            (text.accepted + _TOKENS * accepted / offered) / (text.promised + _TOKENS),
+            (text.predicted + _TOKENS * predicted / forecast) / (text.forecast + _TOKENS),
+            (text.accepted + _TOKENS * accepted / offered) / (text.predicted + _TOKENS),
         )
 
     def assumed(self, text: int) -> Yield:
@@ -145,11 +145,11 @@ class Texts:
         self,
         forecast: float,
         texts: Sequence[int],
-        promised: Sequence[float] | None,
+        predicted: Sequence[float] | None,
         accepted: Sequence[int],
         drafting: Sequence[bool] | None,
     ) -> None:
-        """Compare what a round promised with the tokens that each of its `texts` [R] `accepted`.
+        """Compare what a round predicted with the tokens that each of its `texts` [R] `accepted`.
 
         Where the values of nodes aren't known (None), they count as what was accepted.
         """
@@ -157,7 +157,7 @@ class Texts:
         for row, text in enumerate(texts):
             if drafting is None or drafting[row]:
                 evidence = self._evidence.setdefault(text, Evidence())
-                evidence.learn(share, accepted[row] if promised is None else promised[row], accepted[row])
+                evidence.learn(share, accepted[row] if predicted is None else predicted[row], accepted[row])
 
     def rest(self) -> None:
         """Account for a plain round."""

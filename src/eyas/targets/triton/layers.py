@@ -206,8 +206,8 @@ class TritonLayers:
         else:
             mixed = self._attend_latent(layer.latent, *given, at, sight, keys, values, rope)
         if self._in_parallel:
-            beside = linear(mixed, layer.out, factor=layer.attention_factor)
-            return self._run_mlp(layer, x, x, beside)
+            addend = linear(mixed, layer.out, factor=layer.attention_factor)
+            return self._run_mlp(layer, x, x, addend)
         if layer.attention_out_norm is None:
             x = linear(mixed, layer.out, residual=x, factor=layer.attention_factor)
         else:
@@ -274,13 +274,13 @@ class TritonLayers:
         mixed = attend_placed(wanted, self._heads, keys, values, at, sight)
         return linear_by_head(mixed.view(len(x), -1, rank), weights.expand).flatten(1)
 
-    def _run_mlp(self, layer: DecoderLayer, x: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
+    def _run_mlp(self, layer: DecoderLayer, x: Tensor, residual: Tensor, addend: Tensor | None) -> Tensor:
         if layer.gate is None:
             inner = linear(x, layer.up, layer.mlp_norm, activation=self._activation)
         else:
             inner = linear(x, layer.gate, layer.mlp_norm, layer.up, self._activation)
         if layer.mlp_out_norm is None:
-            return linear(inner, layer.down, beside=beside, residual=residual, factor=layer.mlp_factor)
+            return linear(inner, layer.down, addend=addend, residual=residual, factor=layer.mlp_factor)
         return normalize(linear(inner, layer.down), layer.mlp_out_norm, residual, layer.mlp_factor)
 
     def _grow(self, positions: int) -> None:
@@ -305,15 +305,15 @@ class TritonLayers:
         count = len(states)
         cache = SlotCache([shapes], 1, torch.float32, states.device, count)
         steps = torch.arange(count, device=states.device).unsqueeze(0)
-        lone = copy.copy(self)
-        lone._limit = None
-        at = lone._tokens(range(1), count, steps.new_zeros(1), steps, None, None)
+        unlimited = copy.copy(self)
+        unlimited._limit = None
+        at = unlimited._tokens(range(1), count, steps.new_zeros(1), steps, None, None)
         layer = self._layers[index]
         layer = replace(layer, rope=None if rope < 0 else rope)
         sight = window_sight(at.rotations, layer.window and shortened(layer.window, cut))
         tables = self._tables_of(positions)
         with on_device_of(states):
-            return lone._run_layer(layer, states, at, sight, *cache.of_layer(0), tables, wide)
+            return unlimited._run_layer(layer, states, at, sight, *cache.of_layer(0), tables, wide)
 
 
 def window_sight(positions: Tensor, window: int) -> Sight:

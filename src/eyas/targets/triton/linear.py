@@ -155,7 +155,7 @@ def product(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens", "eps", "factor"])
 def _linear(  # type: ignore[no-untyped-def]
-    x, weight, scales, offsets, second, second_scales, second_offsets, bias, second_bias, norm, eps, beside, residual,
+    x, weight, scales, offsets, second, second_scales, second_offsets, bias, second_bias, norm, eps, addend, residual,
     factor, made, tokens, inputs: tl.constexpr, outputs: tl.constexpr, block: tl.constexpr,
     width: tl.constexpr, norms: tl.constexpr, twice: tl.constexpr, centered: tl.constexpr, two: tl.constexpr,
     biased: tl.constexpr, activation: tl.constexpr, adds_beside: tl.constexpr, adds_residual: tl.constexpr,
@@ -185,7 +185,7 @@ def _linear(  # type: ignore[no-untyped-def]
     place = token[:, None].to(tl.int64) * outputs + out[None, :]
     both = present[:, None] & inside[None, :]
     if adds_beside:
-        value = (value + tl.load(beside + place, both, 0.0).to(tl.float32)).to(dtype).to(tl.float32)
+        value = (value + tl.load(addend + place, both, 0.0).to(tl.float32)).to(dtype).to(tl.float32)
     if adds_residual:
         value = value + tl.load(residual + place, both, 0.0).to(tl.float32)
     tl.store(made + place, value.to(dtype), both)
@@ -333,13 +333,13 @@ class Weight:
 
 def linear(
     x: Tensor, weight: Weight, norm: Norm | None = None, second: Weight | None = None,
-    activation: Activation | None = None, beside: Tensor | None = None, residual: Tensor | None = None,
+    activation: Activation | None = None, addend: Tensor | None = None, residual: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """Multiply contiguous x [T, K], normed first if there is a `norm`, by a weight -> [T, N] in x's dtype.
 
     The product goes through the `activation`, is multiplied by that with a `second` weight of the same form, and by
-    `factor`; `beside` and `residual` [T, N] are added.
+    `factor`; `addend` and `residual` [T, N] are added.
     """
     tokens = len(x)
     made = torch.empty(tokens, weight.outputs, dtype=x.dtype, device=x.device)
@@ -349,10 +349,10 @@ def linear(
     _linear[grid](
         x, weight.values, given(weight.scales, x), given(weight.offsets, x), other.values, given(other.scales, x),
         given(other.offsets, x), given(weight.bias, x), given(other.bias, x), given(norm and norm.values, x),
-        0.0 if norm is None else norm.eps, given(beside, x), given(residual, x), factor, made, tokens,
+        0.0 if norm is None else norm.eps, given(addend, x), given(residual, x), factor, made, tokens,
         weight.inputs, weight.outputs, block, width, norm is not None, norm is not None and norm.twice,
         norm is not None and norm.centered, second is not None, weight.bias is not None,
-        -1 if activation is None else int(activation), beside is not None, residual is not None, factor != 1.0,
+        -1 if activation is None else int(activation), addend is not None, residual is not None, factor != 1.0,
         weight.bits, weight.group, num_stages=4 if second is None else 3, **SAME,
     )  # fmt: skip
     return made
