@@ -59,6 +59,7 @@ def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> N
 HUGE = """
 import re
 from pathlib import Path
+from threading import Thread
 import torch
 from eyas.runtime import keep_freed_memory, use_huge_pages
 
@@ -67,7 +68,11 @@ def huge():
     return int(re.findall(r"^AnonHugePages:\\s+(\\d+)", status, re.MULTILINE)[0]) // 1024
 
 keep_freed_memory()
-weights = [torch.full((2**18,), float(n)) for n in range(32)]
+weights = [torch.full((2**18,), float(n)) for n in range(16)]
+# a thread's memory isn't in the heap
+packing = Thread(target=lambda: weights.extend(torch.full((2**18,), float(n)) for n in range(16, 32)))
+packing.start()
+packing.join()
 before = huge()
 done = use_huge_pages()
 assert all(bool((weight == n).all()) for n, weight in enumerate(weights))

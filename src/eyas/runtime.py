@@ -93,28 +93,32 @@ def return_freed_memory() -> None:
 
 
 def use_huge_pages() -> bool:
-    """Move the heap's current contents into huge pages, so that weights are read at full memory bandwidth.
+    """Move what is allocated now into huge pages, so that weights are read at full memory bandwidth.
 
     Decoding reads all weights in every pass. With 4 KiB pages the processor keeps translating addresses and stops
     prefetching at the end of each page; how much that costs varies from run to run. Call it after loading weights: it
-    copies the heap at 2 seconds per GiB, but doesn't copy again what was moved before. Returns False if not all of it
-    could be moved (only Linux 6.1 and later can).
+    copies memory at 2 seconds per GiB, but doesn't copy again what was moved before. Returns False if none of it could
+    be moved (only Linux 6.1 and later can).
     """
     if not sys.platform.startswith("linux"):
         return False
     return_freed_memory()
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    heap = next((line for line in _maps() if line.rstrip().endswith("[heap]")), None)
-    if madvise is None or heap is None:
+    if madvise is None:
         return False
-    begin, end = (int(address, 16) for address in heap.split()[0].split("-"))
-    begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
-    if begin >= end:
-        return False
-    done = [
-        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), how) for how in (_MADV_HUGEPAGE, _MADV_COLLAPSE)
-    ]
-    return not any(done)
+    done = list[bool]()
+    for line in _maps():
+        addresses, access, _, _, inode, *name = line.split()
+        # threads that pack weights allocate in memory of their own, which has no name
+        if inode != "0" or not access.startswith("rw") or name not in ([], ["[heap]"]):
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
+        if begin < end:
+            size = ctypes.c_size_t(end - begin)
+            madvise(ctypes.c_void_p(begin), size, _MADV_HUGEPAGE)
+            done.append(madvise(ctypes.c_void_p(begin), size, _MADV_COLLAPSE) == 0)
+    return any(done)
 
 
 def _maps() -> list[str]:
