@@ -109,15 +109,17 @@ def use_huge_pages() -> bool:
     done = list[bool]()
     for line in _maps():
         addresses, access, _, _, inode, *name = line.split()
-        # threads that pack weights allocate in memory of their own, which has no name
+        # buffers of `mapped_zeros` have no name; one may be smaller than a huge page, but neighbors are one mapping
         if inode != "0" or not access.startswith("rw") or name not in ([], ["[heap]"]):
             continue
         begin, end = (int(address, 16) for address in addresses.split("-"))
         begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
-        if begin < end:
-            size = ctypes.c_size_t(end - begin)
+        if begin >= end:
+            continue
+        size = ctypes.c_size_t(end - begin)
+        if name:  # others say themselves which pages they want, and those that want small ones keep them
             madvise(ctypes.c_void_p(begin), size, _MADV_HUGEPAGE)
-            done.append(madvise(ctypes.c_void_p(begin), size, _MADV_COLLAPSE) == 0)
+        done.append(madvise(ctypes.c_void_p(begin), size, _MADV_COLLAPSE) == 0)
     return any(done)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.controller import Controller, Curve, RoundRecord
 from eyas.engine.controller.arms import Batch
 from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.records import ControllerState
@@ -119,6 +119,20 @@ def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs:
         record = simulation.round(made.plan(range(4), [200] * 4))
         made.learn(record._replace(prompt_pairs=prompt_pairs))
     assert (decided(made, 4) is not None) == pays
+
+
+def test_prompts_must_be_earned_by_a_drafter_that_reads_them_only_before_a_draft() -> None:
+    """Observing takes a small LM no time, so what it takes says nothing about its prompts."""
+    made = controller(MACHINE)
+    table = made.costs.table
+    dear = Curve(sizes=(1.0, 64.0), seconds=(0.0, 64 * table.pass_by_tokens.of(1)))
+    made.costs.table = table.model_copy(update={"read_by_pairs": dear})
+    simulation = Simulation(MACHINE, mixed(4))
+    for prompt_pairs, pays in ((0, True), (8, False)):
+        for _ in range(200):
+            record = simulation.round(made.plan(range(4), [200] * 4, None, [0] * 4))
+            made.learn(record._replace(prompt_pairs=prompt_pairs))
+        assert (decided(made, 4) is not None) == pays
 
 
 def rounds_until_drafted(unread: int) -> int:
