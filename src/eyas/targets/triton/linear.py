@@ -36,9 +36,9 @@ _CHUNK = 64
 """Inputs of packed 4-bit weights that share 32 bytes: byte j holds the codes of inputs j and j + 32 of the chunk."""
 _NARROW_TILE = 32
 _WIDE_TILE = 64
-"""Outputs of a tile, first of a weight with few outputs, which needs enough programs to read it, then of others."""
-_MANY_OUTPUTS = 8192
-"""Maximum number of outputs that are few. Neither it nor the tiles were measured on a GPU yet."""
+"""Outputs of a tile: of a weight with few outputs, which needs enough programs to be read fast, and of others."""
+_FEW_OUTPUTS = 8192
+"""A weight with at most this many outputs has narrow tiles. Neither this nor the tiles were measured on a GPU yet."""
 
 
 @triton.jit
@@ -328,7 +328,7 @@ class Weight:
         Those of `two` weights that are multiplied together are in shared memory at the same time.
         """
         block = _CHUNK if self.bits or dtype == torch.float32 else 2 * _CHUNK
-        return block, _NARROW_TILE if two or self.outputs <= _MANY_OUTPUTS else _WIDE_TILE
+        return block, _NARROW_TILE if two or self.outputs <= _FEW_OUTPUTS else _WIDE_TILE
 
 
 def linear(
