@@ -74,6 +74,7 @@ keep_freed_memory()
 size, dtype, cpu = (2**18,), torch.float32, torch.device("cpu")  # 1 MiB: less than a huge page
 in_heap = [torch.full(size, float(n)) for n in range(32)]
 mapped = [mapped_zeros(size, dtype, cpu).fill_(float(n)) for n in range(32)]
+unwritten = [mapped_zeros(size, dtype, cpu) for _ in range(8)]  # in front of the others: addresses fall
 sparse = mapped_zeros((2**22,), dtype, cpu, huge=False).fill_(1.0)
 done = use_huge_pages()
 for weights in (in_heap, mapped):
@@ -84,7 +85,7 @@ print(done, huge(in_heap[16]), huge(mapped[16]), huge(sparse))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
-    """The heap, and buffers in mappings of their own, whose neighbors share pages; but none that wants small ones."""
+    """The heap, and buffers in mappings of their own, behind unused ones; but none that wants small ones."""
     found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True).stdout.split()
     if found[0] == "False":
         pytest.skip("this system has no huge pages on demand")

@@ -114,12 +114,11 @@ def use_huge_pages() -> bool:
             continue
         begin, end = (int(address, 16) for address in addresses.split("-"))
         begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
-        if begin >= end:
-            continue
-        size = ctypes.c_size_t(end - begin)
-        if name:  # others say themselves which pages they want, and those that want small ones keep them
-            madvise(ctypes.c_void_p(begin), size, _MADV_HUGEPAGE)
-        done.append(madvise(ctypes.c_void_p(begin), size, _MADV_COLLAPSE) == 0)
+        if name and begin < end:  # others say themselves which pages they want, and those that want small ones keep them
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_HUGEPAGE)
+        # one at a time, because a call for several stops at the first that was never written to
+        for page in range(begin, end, _HUGE_PAGE):
+            done.append(madvise(ctypes.c_void_p(page), ctypes.c_size_t(_HUGE_PAGE), _MADV_COLLAPSE) == 0)
     return any(done)
 
 
