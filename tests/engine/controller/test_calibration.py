@@ -117,7 +117,7 @@ def test_drafts_and_plain_passes_come_after_a_pass() -> None:
     assert order.count("pass") < order.count("draft")
 
 
-def test_trees_come_after_a_draft_and_plain_passes_after_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_come_after_a_draft_and_what_it_reads_and_plain_passes_after_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in service, where a draft has just filled the caches, or where all rounds are plain."""
     bench = object.__new__(calibration._Bench)
     order = list[str]()
@@ -125,13 +125,14 @@ def test_trees_come_after_a_draft_and_plain_passes_after_plain_ones(monkeypatch:
     bench._levels = 3
     bench._target = SimpleNamespace(backend=NativeBackend())  # type: ignore[assignment]
     monkeypatch.setattr(bench, "_draft", lambda *_: order.append("draft"))
+    monkeypatch.setattr(bench, "_read", lambda *_: order.append("read"))
 
     def timed(name: str) -> Callable[[], float]:
         return lambda: order.append(name) or 1e-3  # type: ignore[func-returns-value]
 
     bench._turns({("tokens", 1): timed("plain"), ("tokens", 4): timed("tree")}, 1.0)
     laps = order.count("tree")
-    assert order == [*["plain"] * 4, "draft", "tree"] * laps
+    assert order == [*["plain"] * 4, "read", "draft", "tree"] * laps
 
 
 def test_noise_is_bounded_by_what_holds_on_any_machine() -> None:

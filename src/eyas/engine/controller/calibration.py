@@ -179,7 +179,8 @@ class _Bench:
     def _come_as_in_service(self, name: Size, work: Work, runs: Runs) -> None:
         """Fill caches with what precedes a size in service.
 
-        A draft comes after a pass, a pass over a tree after a draft, and a plain pass after several plain ones.
+        A draft comes after a pass, a pass over a tree after an observation and a draft, and a plain pass after several
+        plain ones.
         """
         kind, size = name
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
@@ -190,6 +191,7 @@ class _Bench:
             for _ in range(_SETTLING):
                 work[plain]()
         elif kind == "tokens" and size > 1:
+            self._read(range(1), 2)
             self._draft(1, 1, 1 + self._levels)
         elif kind == "first" or kind.startswith("level"):
             work[plain]()

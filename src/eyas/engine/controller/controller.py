@@ -18,7 +18,7 @@ from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.budget import Pace
 from eyas.engine.controller.choice import Choice
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import Probe
+from eyas.engine.controller.explore import SETTLING, Probe
 from eyas.engine.controller.observation import ObservationPolicy
 from eyas.engine.controller.records import ControllerState, RoundRecord, Totals
 from eyas.tree import TreeSpec
@@ -102,6 +102,8 @@ class Controller:
         self._unlearned: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
+        self._plain_for = 0.0
+        """Seconds of plain rounds since the latest draft, or since these texts began."""
         self._deferred = 0
         """Rounds since the drafter last observed: about as many pairs as each row has deferred."""
 
@@ -236,10 +238,12 @@ class Controller:
         drafted = record.drafted
         choice = self._choice
         probe = self._probe
+        begins = before.isdisjoint(record.texts)
+        settled = record.tokens == record.rows and not begins and self._plain_for >= SETTLING
+        self._plain_for = 0.0 if drafted else whole if begins else self._plain_for + whole
         self.costs.learn_round(
             record,
-            # the first plain round of its texts, or of a probe, finds cold caches
-            cold=before.isdisjoint(record.texts) or (probe is not None and probe.warms_up),
+            cold=not settled,
             fresh=self._deferred > 0 or not before.issuperset(record.texts),
             counted=self.arm.recordings is None,
         )

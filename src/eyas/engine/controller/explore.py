@@ -21,9 +21,9 @@ _PROBE_BUDGET = 0.005
 """The share of all time that probes while drafting may lose."""
 _TRIAL_BUDGET = 0.01
 """The share of all time that trials while not drafting may lose."""
-PLAIN_PAIR = 2
-"""Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, because CPU caches are full of other
-weights, so only the second one measures plain decoding."""
+SETTLING = 0.012
+"""Seconds after a draft, or a prompt, in which plain rounds don't measure plain decoding. CPU caches are full of other
+weights, so the first round takes up to 50% longer, and the fourth of a target of 135M still some percent."""
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
@@ -43,11 +43,6 @@ class Probe(NamedTuple):
     """The remaining rounds."""
     least: float = 0.0
     """The minimum seconds charged for a round, so that a lucky one doesn't lead straight to the next probe."""
-
-    @property
-    def warms_up(self) -> bool:
-        """Whether this round is the first of a plain probe, which only warms up for the measured one."""
-        return self.prospect is None and self.rounds > 1
 
 
 class Explorer:
@@ -89,8 +84,9 @@ class Explorer:
         plain = self._turn % 2 == 0
         which = self._turn // 2
         if plain or self._trial_rounds > 1:
-            loss = PLAIN_PAIR * (prospects.plain_seconds - prospects.rows / used.rate) + prospects.catching_up
-            probe = Probe(None, PLAIN_PAIR, prospects.catching_up / PLAIN_PAIR)
+            rounds = 1 + math.ceil(SETTLING / prospects.plain_seconds)  # only the last one counts
+            loss = rounds * (prospects.plain_seconds - prospects.rows / used.rate) + prospects.catching_up
+            probe = Probe(None, rounds, prospects.catching_up / rounds)
         else:
             larger = prospects.larger(used.shape, **_LARGER[which % len(_LARGER)])
             loss = larger.seconds - (prospects.rows + larger.accepted) / used.rate + analysis
