@@ -15,6 +15,7 @@ from eyas.engine.controller import Controller, Curve, RoundRecord
 from eyas.engine.controller.arms import Batch
 from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.records import ControllerState
+from eyas.engine.controller.texts import SHARES
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -242,14 +243,14 @@ def test_a_trial_must_be_worth_its_cost(share: float, cost: float, tried: bool) 
     simulation.run(made, 30)
     prospects = made._choice.prospects
     assert prospects is not None
-    rates = prospects.chain_rates(np.full(4, share))
+    saved = float(prospects.saved_by_share[np.abs(SHARES - share).argmin()])
     reading = cost * prospects.plain_seconds
-    probe = Explorer().while_plain(prospects, lambda: rates, lambda: reading)
+    probe = Explorer().while_plain(prospects, lambda: saved, lambda: reading)
     assert (probe is not None) is tried
 
 
 def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
-    """Where copies are looked for every round is planned, and drawing samples takes time."""
+    """Where copies are looked for, every round is planned."""
     made = controller(MACHINE)
     simulation = Simulation(MACHINE, Text([1.0], [0.05]))
     simulation.run(made, 30)
@@ -259,7 +260,7 @@ def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
     assert prospects is not None
 
     def considered() -> int:
-        explorer.while_plain(prospects, lambda: (asked.append(1), np.zeros(4))[1], lambda: 0.0)
+        explorer.while_plain(prospects, lambda: asked.append(1) or 0.0, lambda: 0.0)
         return len(asked)
 
     assert [considered(), considered()] == [1, 1]

@@ -17,7 +17,6 @@ from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.recordings import Recordings
 from eyas.engine.controller.records import RoundRecord
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import Array
 
 
 class Batch(NamedTuple):
@@ -85,8 +84,9 @@ class DraftArm(ABC):
         """The forecasts for a batch; a drafter in use reads `prompt_pairs` pairs of prompts per generated token."""
 
     @abstractmethod
-    def sampled_rates(self, prospects: Prospects) -> Array:
-        """[S] samples of the tokens per second with drafts, from the statistics of the texts being written."""
+    def saved(self, prospects: Prospects) -> float:
+        """The seconds that drafts may save with each token of the texts being written: if they save none, plain rounds
+        take their place."""
 
     @abstractmethod
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:

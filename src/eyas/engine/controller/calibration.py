@@ -180,17 +180,17 @@ class _Bench:
         """Fill caches with what precedes a size in service.
 
         A draft comes after a pass, a pass over a tree after an observation and a draft, and a plain pass after several
-        plain ones.
+        like it.
         """
-        kind, size = name
+        kind, _ = name
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
         short = plain in work and (runs.get(plain) or [0.0])[-1] < _SHORT_PASS
         if not short or self._target.backend.name != "native":
             return
-        if name == ("tokens", 1):
-            for _ in range(_SETTLING):
-                work[plain]()
-        elif kind == "tokens" and size > 1:
+        if name == ("tokens", 1) or kind in ("rows", "long"):
+            for _ in range(_SETTLING if runs[name] and runs[name][-1] < _SHORT_PASS else 0):
+                work[name]()
+        elif kind == "tokens":
             self._read(range(1), 2)
             self._draft(1, 1, 1 + self._levels)
         elif kind == "first" or kind.startswith("level"):
@@ -212,7 +212,7 @@ class _Bench:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
 
         passes = _curve(sensible(points("tokens")))
-        by_rows = {rows: max(0.0, s - float(passes.at(float(rows)))) for rows, s in points("rows").items()}
+        by_rows = {rows: max(0.0, s - float(passes.at(float(rows)))) for rows, s in points("rows").items()} | {1: 0.0}
         firsts = sensible(points("first"))
         levels = {}
         for (name, size), total in found.items():

@@ -103,7 +103,7 @@ class Controller:
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
         self._plain_for = 0.0
-        """Seconds of plain rounds since the latest draft, or since these texts began."""
+        """Seconds that plain rounds usually take, since the latest draft, or since these texts began."""
         self._deferred = 0
         """Rounds since the drafter last observed: about as many pairs as each row has deferred."""
 
@@ -183,7 +183,7 @@ class Controller:
             if choice.used is not None:
                 self._probe = self._explorer.while_drafting(prospects, choice.used, self.arm.analysis)
             elif choice.wanted is None or self.arm.recordings is not None:  # is it worth a recording?
-                self._probe = self._explorer.while_plain(prospects, partial(self.arm.sampled_rates, prospects), reading)
+                self._probe = self._explorer.while_plain(prospects, partial(self.arm.saved, prospects), reading)
         probe = self._probe
         lookups = self._lookups
         used = choice.used
@@ -240,7 +240,8 @@ class Controller:
         probe = self._probe
         begins = before.isdisjoint(record.texts)
         settled = record.tokens == record.rows and not begins and self._plain_for >= SETTLING
-        self._plain_for = 0.0 if drafted else whole if begins else self._plain_for + whole
+        usual = whole if choice.prospects is None else choice.prospects.plain_seconds
+        self._plain_for = 0.0 if drafted else usual + (0.0 if begins else self._plain_for)
         self.costs.learn_round(
             record,
             cold=not settled,
@@ -265,7 +266,7 @@ class Controller:
                 self.arm.recordings.learn(record.rows, record.spec, whole, choice.used.seconds)
             self.arm.recordings.earn(whole)
         if probe is not None:
-            self._count_probe(probe, record)
+            self._count_probe(probe, record, settled)
 
     def _learn_overhead(self, record: RoundRecord) -> None:
         looked_up = record.spec is not None and not record.drafted
@@ -278,12 +279,16 @@ class Controller:
                 unseen = min(unseen, self._choice.prospects.plain_seconds)
         self._overhead.learn(unseen, record.whole, kind, record.overhead)
 
-    def _count_probe(self, probe: Probe, record: RoundRecord) -> None:
-        """Charge a round of the current probe to the budget, and end the probe after its last round."""
+    def _count_probe(self, probe: Probe, record: RoundRecord, settled: bool) -> None:
+        """Charge a round of the current probe to the budget, and end the probe after its last round.
+
+        A plain probe ends with the first round that measures plain decoding, which is `settled`.
+        """
         lost = record.whole - record.emitted / self._choice.rate
         budget = self._explorer.trials if self._choice.used is None else self._explorer.probes
         budget.spend(max(lost, probe.least))
-        self._probe = probe._replace(rounds=probe.rounds - 1) if probe.rounds > 1 else None
+        ends = settled if probe.prospect is None else probe.rounds == 1
+        self._probe = None if ends else probe._replace(rounds=probe.rounds - 1)
         self._totals.probed()
 
     @property

@@ -10,20 +10,17 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from eyas.engine.controller.budget import Budget
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import Array
 
 _PROBE_BUDGET = 0.005
 """The share of all time that probes while drafting may lose."""
 _TRIAL_BUDGET = 0.01
 """The share of all time that trials while not drafting may lose."""
 SETTLING = 0.012
-"""Seconds after a draft, or a prompt, in which plain rounds don't measure plain decoding. CPU caches are full of other
-weights, so the first round takes up to 50% longer, and the fourth of a target of 135M still some percent."""
+"""Seconds after a draft, or after an answer began, in which plain rounds don't measure plain decoding: CPU
+caches are full of other weights, so the first round takes up to 50% longer, and the fourth of a 135M still more."""
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
@@ -40,7 +37,7 @@ class Probe(NamedTuple):
     prospect: Prospect | None
     """The shape and its forecast; None = plain rounds."""
     rounds: int
-    """The remaining rounds."""
+    """The remaining rounds; of plain ones, those that are expected."""
     least: float = 0.0
     """The minimum seconds charged for a round, so that a lucky one doesn't lead straight to the next probe."""
 
@@ -84,7 +81,7 @@ class Explorer:
         plain = self._turn % 2 == 0
         which = self._turn // 2
         if plain or self._trial_rounds > 1:
-            rounds = 1 + math.ceil(SETTLING / prospects.plain_seconds)  # only the last one counts
+            rounds = 1 + math.ceil(SETTLING / prospects.plain_seconds)  # the last one counts
             loss = rounds * (prospects.plain_seconds - prospects.rows / used.rate) + prospects.catching_up
             probe = Probe(None, rounds, prospects.catching_up / rounds)
         else:
@@ -97,19 +94,18 @@ class Explorer:
         return probe
 
     def while_plain(
-        self, prospects: Prospects, sample: Callable[[], Array], reading: Callable[[], float]
+        self, prospects: Prospects, saved: Callable[[], float], reading: Callable[[], float]
     ) -> Probe | None:
         """A trial of the texts if the expected value of its result exceeds its cost.
 
-        `sample` gives samples [S] of the tokens per second with drafts. Under each sample, drafts save some time in the
-        remaining tokens, or they aren't used and save none. The mean is the value of information (Howard, "Information
-        value theory", 1966). The cost includes the `reading` of deferred pairs, in seconds.
+        Drafts may save some time in each of the remaining tokens, or they aren't used and save none. The mean, which
+        `saved` gives in seconds, is the value of information (Howard, "Information value theory", 1966). The cost
+        includes the `reading` of deferred pairs, in seconds.
         """
         if self._since < _STRETCH:  # rounds that look for copies are planned one by one, which is too often for this
             return None
         self._since = 0.0
-        rates = np.maximum(sample(), prospects.plain_rate)
-        value = _REMAINING * prospects.rows * float((1.0 / prospects.plain_rate - 1.0 / rates).mean())
+        value = _REMAINING * prospects.rows * saved()
         tried = prospects.trial
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds) * self._trial_rounds
         if value <= loss:

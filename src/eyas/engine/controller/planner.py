@@ -20,6 +20,7 @@ import numpy as np
 
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
+from eyas.engine.controller.texts import SHARES
 from eyas.tree.acceptance import Array
 from eyas.tree.dynamic import DynamicTree
 
@@ -128,12 +129,14 @@ class Prospects:
         """
         return self.of(Shape(0, min(self.best.shape.depth, 1), 0))
 
-    def chain_rates(self, guessed: Array) -> Array:
-        """[S] the tokens per second of the best chain if each token is guessed, given the last, with probability
-        `guessed` [S]."""
-        tokens = (guessed[:, None] ** np.arange(self._seconds.shape[1] + 1)).cumsum(1)[:, 1:]  # [S, D] of a row
-        rates: Array = (self.rows * tokens / self._seconds[0, :, 0]).max(1)
-        return rates
+    @cached_property
+    def saved_by_share(self) -> Array:
+        """[S] the seconds that the best chain saves with each token, if it saves any, where the drafter guesses each
+        of `SHARES` [S] of the tokens that follow right ones."""
+        tokens = (SHARES[:, None] ** np.arange(self._seconds.shape[1] + 1)).cumsum(1)[:, 1:]  # [S, D] of a row
+        rates = (self.rows * tokens / self._seconds[0, :, 0]).max(1)
+        saved: Array = np.maximum(1.0 / self.plain_rate - 1.0 / rates, 0.0)
+        return saved
 
     def of(self, shape: Shape) -> Prospect:
         """The forecast of a shape, cut to the greatest depth considered."""

@@ -18,7 +18,7 @@ from eyas.engine.controller.recordings import Recordings
 from eyas.engine.controller.records import RoundRecord
 from eyas.engine.controller.texts import Texts
 from eyas.tree import TreeSpec
-from eyas.tree.acceptance import Array, Indices
+from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -85,8 +85,8 @@ class TreeArm(DraftArm):
         self._made.clear()
         return self._prospects
 
-    def sampled_rates(self, prospects: Prospects) -> Array:
-        return prospects.chain_rates(self.texts.guessed())
+    def saved(self, prospects: Prospects) -> float:
+        return float(self.texts.guessed() @ prospects.saved_by_share)
 
     def size(self, shape: Shape) -> tuple[int, int]:
         return shape.depth + 1, self._widths[shape.width]

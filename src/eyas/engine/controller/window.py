@@ -28,8 +28,8 @@ _FADE = 1.0 - 1.0 / 50.0
 """The factor by which running averages decay with each round."""
 _TRIAL = 4
 """Rounds of a trial for each level of the window, because the window takes one round per level to fill."""
-_SAMPLES = 32
-"""The number of samples of the tokens that a row may accept."""
+_ACCEPTED: Array = (np.arange(32) + 0.5) / 8
+"""[S] the average numbers of tokens that a row may accept, for which the probability is known."""
 
 
 class WindowGain:
@@ -42,18 +42,19 @@ class WindowGain:
         self._assumed = _GUESS
         self._rested = 0
         """Plain rounds since the last window."""
-        self._draw = np.random.default_rng(0)
 
     @property
     def drift(self) -> float:
         return self._accepted / self._rows / self._assumed if self._assumed else 1.0
 
-    def samples(self) -> Array:
-        """[S] samples of the tokens that a row may accept; what is known fades while no windows run."""
+    def accepts(self) -> Array:
+        """[S] the probability of each average number of accepted tokens (Gamma distribution); what is known fades
+        while no windows run."""
         weight = _FADE**self._rested
         accepted, rows = weight * self._accepted + _GUESS, weight * self._rows + 1.0
-        drawn: Array = self._draw.gamma(accepted, size=_SAMPLES) / rows
-        return drawn
+        logs = (accepted - 1.0) * np.log(_ACCEPTED) - rows * _ACCEPTED
+        density: Array = np.exp(logs - logs.max())
+        return density / density.sum()
 
     def follow(self, texts: Sequence[int]) -> None:  # noqa: ARG002
         return
@@ -99,9 +100,9 @@ class WindowArm(DraftArm):
             forecast, costs, (self._window.max_fanout,), batch.rows, batch.lengths, depth=1, stops_early=False
         )
 
-    def sampled_rates(self, prospects: Prospects) -> Array:
-        rates: Array = prospects.rows * (1.0 + self.gain.samples()) / prospects.best.seconds
-        return rates
+    def saved(self, prospects: Prospects) -> float:
+        rates = prospects.rows * (1.0 + _ACCEPTED) / prospects.best.seconds
+        return float(self.gain.accepts() @ np.maximum(1.0 / prospects.plain_rate - 1.0 / rates, 0.0))
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:  # noqa: ARG002
         return self._window
