@@ -114,7 +114,8 @@ def use_huge_pages() -> bool:
             continue
         begin, end = (int(address, 16) for address in addresses.split("-"))
         begin, end = begin + -begin % _HUGE_PAGE, end - end % _HUGE_PAGE
-        if name and begin < end:  # others say themselves which pages they want, and those that want small ones keep them
+        # others say themselves which pages they want, and those that want small ones keep them
+        if name and begin < end:
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_HUGEPAGE)
         # one at a time, because a call for several stops at the first that was never written to
         for page in range(begin, end, _HUGE_PAGE):

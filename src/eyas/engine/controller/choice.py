@@ -48,29 +48,34 @@ class Choice:
 
     def renew(self, prospects: Prospects) -> None:
         """Choose again from new forecasts."""
-        recordings, best = self._arm.recordings, prospects.best
+        self.prospects = prospects
+        self._choose(prospects, 1.0)
+
+    def follow(self) -> None:
+        """Begin or end drafting if the texts have changed so much since the forecasts were made."""
+        prospects, drift = self.prospects, self._arm.texts.drift
+        if prospects is None or not self._arm.drafts:
+            return
+        if self.rests == (prospects.best.drifted(drift, prospects.rows).rate > prospects.plain_rate):
+            self._choose(prospects, drift)
+
+    def _choose(self, prospects: Prospects, drift: float) -> None:
+        """Choose among the shapes, of which `drift` times the forecast tokens are accepted."""
+        recordings = self._arm.recordings
+        best = prospects.best.drifted(drift, prospects.rows)
         if self.used is not None and recordings is not None:
-            held = prospects.of(self.used.shape)
+            held = prospects.of(self.used.shape).drifted(drift, prospects.rows)
             best = held if best.rate < _CHANGE_RECORDED * held.rate else best
-        pays = self._arm.drafts and best.rate > prospects.plain_rate
-        used = best if pays else None
+        used = best if self._arm.drafts and best.rate > prospects.plain_rate else None
         self._recording = 0.0
         if used is not None and recordings is not None:
             self._recording = recordings.cost(used, prospects)
             if self.used is not None and not recordings.affords(self._recording):
-                used = prospects.of(self.used.shape)
+                used = prospects.of(self.used.shape).drifted(drift, prospects.rows)
         # one drafting shape may replace another at once, but from plain rounds it must first make up for its start
         self.wanted, self.used = (used, None) if self.used is None else (None, used)
-        self.prospects = prospects
         if self.wanted is None:
             self._missed = 0.0
-
-    def overtaken(self) -> bool:
-        """Whether the texts have changed so much that drafting should begin or end."""
-        if self.prospects is None:
-            return True
-        rate = self.prospects.best.rate_if(self._arm.texts.drift, self.prospects.rows)
-        return self._arm.drafts and self.rests == (rate > self.prospects.plain_rate)
 
     def begin(self, reading: Callable[[], float]) -> float:
         """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.

@@ -17,13 +17,13 @@ from functools import partial
 from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.budget import Pace
 from eyas.engine.controller.choice import Choice
-from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import SETTLING, Probe
+from eyas.engine.controller.costs import SETTLING, CostModel
+from eyas.engine.controller.explore import Probe
 from eyas.engine.controller.observation import ObservationPolicy
 from eyas.engine.controller.records import ControllerState, RoundRecord, Totals
 from eyas.tree import TreeSpec
 
-_THINKING = 0.002
+_THINKING = 0.01
 """The share of the time that planning may take."""
 _COLD = 8
 """In this many first rounds the minimum overhead is taken, not the mean, because they find cold caches."""
@@ -159,9 +159,11 @@ class Controller:
                 self._explorer.renew()
             self.arm.follow(batch.texts)
         due = self._planning.due()
-        if changed or due or choice.overtaken():
+        if changed or due:
             self._situation = situation
             self._replan(batch, settles=due)
+        else:
+            choice.follow()
 
     def _plan(self, batch: Batch, unread: Sequence[int] | None) -> TreeSpec | None:
         """The tree with the most expected tokens per second, or that of a probe.

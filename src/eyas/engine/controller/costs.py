@@ -8,10 +8,9 @@ measured points. `CostTable` holds what start-up calibration measured; `CostMode
 Corrections are robust against noise (`Residuals`). A round's error, the logarithm of measured / predicted, has two
 parts: the machine's speed at the time, which the rounds around it share, and the error of the prediction for that
 kind and size. They can't be estimated one by one, since a size seen only in slow times would be blamed for them. So
-both are fitted to the last rounds together: the speed at a time is the mean over the rounds around it with outliers
-down-weighted (Huber), and the error of a size is the median of what remains, alternately until both agree. A burst of
-noise then changes nothing but the speed at its time, and a rare probe of another size is compared with the rounds
-around it.
+both are fitted to the last rounds together: the speed at a time is the median over the rounds around it, and the error
+of a size is the median of what remains, alternately until both agree. A burst of noise then changes nothing but the
+speed at its time, and a rare probe of another size is compared with the rounds around it.
 """
 
 from __future__ import annotations
@@ -42,14 +41,17 @@ _INSTANT = 1e-9
 """The least seconds that are ever predicted."""
 _SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 14.25, 0.25)))
 """Sizes (tokens) of the larger passes that a pass is compared with. They reach 16384: lookahead windows are wide."""
+SETTLING = 0.02
+"""Seconds after a draft, or after an answer began, in which plain rounds don't measure plain decoding: CPU caches are
+full of other weights, so the first round takes up to 50% longer, and the fourth of a 135M still 10%."""
+SWITCHING = 0.003
+"""Seconds that plain rounds take longer after a draft, in all."""
 _ROUNDS = 240
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9
 """The number of rounds around a time from which its speed is estimated."""
 _TURNS = 3
 """Iterations in which speed and errors are fitted alternately."""
-_HUBER_THRESHOLD = 0.1
-"""Residuals beyond this, after speed and size are accounted for, lose weight (Huber)."""
 _OCTAVE = 2
 """Size bins in an octave; sizes in one bin share an error."""
 _SIZE_BINS = 12 * _OCTAVE + 1
@@ -107,13 +109,10 @@ class Residuals:
         counts = np.bincount(group)
         starts = counts.cumsum() - counts
         low, high = starts + (counts - 1) // 2, starts + counts // 2  # the middle of each group, once sorted
-        weights = np.ones(len(rounds))
         before = errors.copy()
         known = at[first][seen[at[first]]]
         for _ in range(_TURNS):
-            passes = raw[first] - errors[at[first]]
-            speed = _running_mean(passes, weights)
-            weights = _HUBER_THRESHOLD / np.maximum(np.abs(passes - speed), _HUBER_THRESHOLD)
+            speed = _running_median(raw[first] - errors[at[first]])
             left = raw - speed[time]
             left = left[np.lexsort((left, group))]
             errors[present] = (left[low] + left[high]) / 2.0  # medians
@@ -146,11 +145,14 @@ def _size_bins(sizes: Array) -> npt.NDArray[np.int64]:
     return np.minimum(found, _SIZE_BINS - 1)
 
 
-def _running_mean(series: Array, weights: Array) -> Array:
-    """The weighted mean over the `_WINDOW` entries around each entry of `series`, fewer at both ends."""
-    kernel = np.ones(_WINDOW)
-    out: Array = np.convolve(series * weights, kernel, "full") / np.convolve(weights, kernel, "full")
-    return out[_WINDOW // 2 : _WINDOW // 2 + len(series)]
+def _running_median(series: Array) -> Array:
+    """The median of the `_WINDOW` entries around each entry of `series`, which is reflected at both ends.
+
+    It follows a jump at once, where a mean would attribute half of it to the sizes seen just before and after.
+    """
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(series, _WINDOW // 2, mode="symmetric"), _WINDOW)
+    out: Array = np.median(around, axis=1)
+    return out
 
 
 class Curve(StrictModel):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from eyas.engine.controller.budget import Budget
+from eyas.engine.controller.costs import SETTLING, SWITCHING
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.tree import TreeSpec
 
@@ -18,9 +19,6 @@ _PROBE_BUDGET = 0.005
 """The share of all time that probes while drafting may lose."""
 _TRIAL_BUDGET = 0.01
 """The share of all time that trials while not drafting may lose."""
-SETTLING = 0.012
-"""Seconds after a draft, or after an answer began, in which plain rounds don't measure plain decoding: CPU
-caches are full of other weights, so the first round takes up to 50% longer, and the fourth of a 135M still more."""
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
@@ -105,13 +103,10 @@ class Explorer:
         if self._since < _STRETCH:  # rounds that look for copies are planned one by one, which is too often for this
             return None
         self._since = 0.0
-        value = _REMAINING * prospects.rows * saved()
         tried = prospects.trial
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds) * self._trial_rounds
-        if value <= loss:
-            return None
-        loss += reading()
-        if value <= loss or not self.trials.affords(loss):
+        loss += SWITCHING + reading()
+        if not self.trials.affords(loss) or _REMAINING * prospects.rows * saved() <= loss:
             return None
         self._since = math.inf  # what this trial shows decides about the next
         return Probe(tried, self._trial_rounds)

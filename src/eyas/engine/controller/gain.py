@@ -36,9 +36,7 @@ _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 _LEARNED_STATE = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights")
 _RESUMED = 0.5
 _RENEWED = 256
-_VALUED = 64
-"""The weight of resumed statistics; the drafts after which statistics are saved again; the drafts after which node
-values are updated at the latest."""
+"""The weight of resumed statistics; the drafts after which statistics are saved again."""
 
 
 class Forecast(NamedTuple):
@@ -65,8 +63,6 @@ class GainModel:
         self._experience: Experience | None = None
         self._learned_rounds = 0
         """Drafts since what was learned was last saved."""
-        self._drafts = self._valued = 0
-        """Drafts so far, and drafts that node values account for."""
 
     def learn(
         self, texts: Sequence[int], draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None
@@ -84,7 +80,6 @@ class GainModel:
             self._acceptance.learn_copies(steps, groups)
             self.copies.learn(texts, steps, self.values, groups)
         self._learned_rounds += 1
-        self._drafts += 1
 
     @property
     def _learned(self) -> dict[str, Array]:
@@ -111,15 +106,15 @@ class GainModel:
             state[:] = _RESUMED * learned[name]
         self.settle()
 
-    def settle(self, *, values: bool = True) -> None:
-        """Base forecasts on the latest statistics of texts and nodes.
+    def prepare(self) -> None:
+        """Do what would take long in the first round."""
+        self._supply.prepare()
 
-        Node values are updated if `values` is set, or once the number of drafts has grown by 1/32. Not every time,
-        because that takes a tenth of a small pass.
-        """
-        if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
+    def settle(self, *, values: bool = True) -> None:
+        """Base forecasts on the latest statistics of texts, and `values` of nodes, which take as long as half a pass of
+        a small target."""
+        if values:
             self.values = self._acceptance.table()
-            self._valued = self._drafts
         self.texts.settle()
 
     def forecast(self, texts: Sequence[int], groups: Sequence[int]) -> Forecast:

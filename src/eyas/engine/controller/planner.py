@@ -51,9 +51,9 @@ class Prospect(NamedTuple):
     rate: float
     """Expected tokens per second, over all rows."""
 
-    def rate_if(self, factor: float, rows: int) -> float:
-        """The tokens per second if `factor` times the forecast tokens are accepted."""
-        return (rows + self.accepted * factor) / self.seconds
+    def drifted(self, factor: float, rows: int) -> Prospect:
+        """The same forecast, with the rate at which `factor` times its tokens are accepted."""
+        return self._replace(rate=(rows + self.accepted * factor) / self.seconds)
 
     def recurring_tree(self, width: int, rows: int) -> DynamicTree:
         """The shape as an accelerator records it: the same number of nodes in each row, 1, 3, 7, ... or 63."""

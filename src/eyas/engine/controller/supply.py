@@ -27,8 +27,8 @@ _ROWS = 16
 """The most rows of a batch that `Supply` analyzes at a time; the others follow in later rounds."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """The values assumed for every node's children before any draft was seen."""
-_GRADES = 32
-"""The value of a node's best child is rounded to a multiple of 1 / this, because `_alike` takes 5 ms for each one."""
+_GRADES: tuple[float, ...] = (0.75, 0.86, 0.95)
+"""The values of a node's best child, because `_alike` takes 5 ms for each one; the first is the prior's."""
 
 
 class Supply:
@@ -77,8 +77,12 @@ class Supply:
         seen = self._best_sums[group, 0]
         weight = float(self._best_weights[group, 0].max())
         first = (float(seen @ np.exp(BIN_CENTERS)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
-        grade = min(round(max(first, _PRIOR_CHILDREN[0]) * _GRADES), _GRADES - 1)
-        return _alike(self.widths, self._depth, grade)
+        return _alike(self.widths, self._depth, min(_GRADES, key=lambda grade: abs(grade - first)))
+
+    def prepare(self) -> None:
+        """Count what nodes are assumed to offer, which takes as long as some rounds of a small target."""
+        for grade in _GRADES:
+            _alike(self.widths, self._depth, grade)
 
     def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
         """Count a draft's candidates; `groups` [R]. Rows that aren't `drafting` [R] are left out."""
@@ -149,10 +153,9 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
     weights += known
 
 
-@lru_cache(maxsize=_GRADES)
-def _alike(widths: tuple[int, ...], depth: int, grade: int) -> tuple[Array, Array]:
-    """The counts of a draft in which every node has the same children, the best of value `grade` / `_GRADES`."""
-    first = grade / _GRADES
+@lru_cache(maxsize=32)
+def _alike(widths: tuple[int, ...], depth: int, first: float) -> tuple[Array, Array]:
+    """The counts of a draft in which every node has the same children, the best of value `first`."""
     others = (1.0 - first) / (1.0 - _PRIOR_CHILDREN[0])
     children = [first, *(min(first, others * value) for value in _PRIOR_CHILDREN[1 : widths[-1]])]
     growth = PlannedTree(SharedTree(depth, widths[-1], 1), keeps_candidates=True).start(1, torch.device("cpu"))
