@@ -28,6 +28,8 @@ def test_a_recipe_sets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shape_of(config, KIND, target.num_layers).options == {"scale": 0.5}
     with pytest.raises(ValueError, match="options: a drafter of kind sum has no rank, only scale"):
         DrafterShape.model_validate({"kind": "sum", "options": {"rank": 8}})
+    with pytest.raises(ValueError, match="options: a drafter of kind mlp has none: leave out rank"):
+        DrafterShape.model_validate({"kind": "mlp", "options": {"rank": 8}})
 
 
 def test_a_recipe_names_it_and_its_network_learns(monkeypatch: pytest.MonkeyPatch) -> None:

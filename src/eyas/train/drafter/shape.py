@@ -193,8 +193,9 @@ class DrafterShape(StrictModel):
         known = _own_fields(self.definition)
         unknown = sorted(self.options.keys() - known)
         if unknown:
-            has = f"only {', '.join(sorted(known))}" if known else "none"
-            raise ValueError(f"options: a drafter of kind {self.kind} has no {', '.join(unknown)}, {has}")
+            named = ", ".join(unknown)
+            why = f"no {named}, only {', '.join(sorted(known))}" if known else f"none: leave out {named}"
+            raise ValueError(f"options: a drafter of kind {self.kind} has {why}")
         if self.embedding == "none" and issubclass(self.definition.config, TransformerConfig):
             raise ValueError(f"a drafter of kind {self.kind} needs a token embedding: use own or shared")
         if self.train_embedding and self.embedding_owner != "own":
