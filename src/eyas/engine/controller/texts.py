@@ -147,8 +147,9 @@ class Texts:
             mean += share / rows
             variance += share * (1.0 - share) / (weight + 1.0) / rows**2
         weight = mean * (1.0 - mean) / variance - 1.0
-        density: Array = np.exp(np.array((mean * weight - 1.0, (1.0 - mean) * weight - 1.0)) @ _LOGS)
-        return density / density.sum()
+        density = np.exp(np.array((mean * weight - 1.0, (1.0 - mean) * weight - 1.0)) @ _LOGS)
+        probabilities: Array = density / density.sum()
+        return probabilities
 
     def judge(
         self,

@@ -53,8 +53,9 @@ class WindowGain:
         weight = _FADE**self._rested
         accepted, rows = weight * self._accepted + _GUESS, weight * self._rows + 1.0
         logs = (accepted - 1.0) * np.log(_ACCEPTED) - rows * _ACCEPTED
-        density: Array = np.exp(logs - logs.max())
-        return density / density.sum()
+        density = np.exp(logs - logs.max())
+        probabilities: Array = density / density.sum()
+        return probabilities
 
     def follow(self, texts: Sequence[int]) -> None:  # noqa: ARG002
         return
