@@ -23,7 +23,7 @@ from eyas.engine.controller.observation import ObservationPolicy
 from eyas.engine.controller.records import ControllerState, RoundRecord, Totals
 from eyas.tree import TreeSpec
 
-_THINKING = 0.01
+_THINKING = 0.002
 """The share of the time that planning may take."""
 _COLD = 8
 """In this many first rounds the minimum overhead is taken, not the mean, because they find cold caches."""
