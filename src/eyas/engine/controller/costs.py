@@ -44,8 +44,6 @@ _SIZES: Array = np.unique(np.rint(2.0 ** np.arange(0.0, 14.25, 0.25)))
 SETTLING = 0.02
 """Seconds after a draft, or after an answer began, in which plain rounds don't measure plain decoding: CPU caches are
 full of other weights, so the first round takes up to 50% longer, and the fourth of a 135M still 10%."""
-SWITCHING = 0.003
-"""Seconds that plain rounds take longer after a draft, in all."""
 _ROUNDS = 240
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from eyas.engine.controller.budget import Budget
-from eyas.engine.controller.costs import SETTLING, SWITCHING
+from eyas.engine.controller.costs import SETTLING
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.tree import TreeSpec
 
@@ -105,7 +105,7 @@ class Explorer:
         self._since = 0.0
         tried = prospects.trial
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds) * self._trial_rounds
-        loss += SWITCHING + reading()
+        loss += reading()
         if not self.trials.affords(loss) or _REMAINING * prospects.rows * saved() <= loss:
             return None
         self._since = math.inf  # what this trial shows decides about the next
