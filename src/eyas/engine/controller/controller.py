@@ -241,7 +241,7 @@ class Controller:
         choice = self._choice
         probe = self._probe
         begins = before.isdisjoint(record.texts)
-        settled = record.tokens == record.rows and not begins and self._plain_for >= SETTLING
+        settled = not drafted and record.tokens == record.rows and not begins and self._plain_for >= SETTLING
         usual = whole if choice.prospects is None else choice.prospects.plain_seconds
         self._plain_for = 0.0 if drafted else usual + (0.0 if begins else self._plain_for)
         self.costs.learn_round(

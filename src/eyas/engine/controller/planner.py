@@ -134,9 +134,12 @@ class Prospects:
         """[S] the seconds that the best chain saves with each token, if it saves any, where the drafter guesses each
         of `SHARES` [S] of the tokens that follow right ones."""
         tokens = (SHARES[:, None] ** np.arange(self._seconds.shape[1] + 1)).cumsum(1)[:, 1:]  # [S, D] of a row
-        rates = (self.rows * tokens / self._seconds[0, :, 0]).max(1)
-        saved: Array = np.maximum(1.0 / self.plain_rate - 1.0 / rates, 0.0)
-        return saved
+        return self.saved((self.rows * tokens / self._seconds[0, :, 0]).max(1))
+
+    def saved(self, rates: Array) -> Array:
+        """The seconds that a token takes less at these `rates`, in tokens per second, than in plain rounds; or 0."""
+        seconds: Array = np.maximum(1.0 / self.plain_rate - 1.0 / rates, 0.0)
+        return seconds
 
     def of(self, shape: Shape) -> Prospect:
         """The forecast of a shape, cut to the greatest depth considered."""

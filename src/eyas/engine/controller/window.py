@@ -103,7 +103,7 @@ class WindowArm(DraftArm):
 
     def saved(self, prospects: Prospects) -> float:
         rates = prospects.rows * (1.0 + _ACCEPTED) / prospects.best.seconds
-        return float(self.gain.accepts() @ np.maximum(1.0 / prospects.plain_rate - 1.0 / rates, 0.0))
+        return float(self.gain.accepts() @ prospects.saved(rates))
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:  # noqa: ARG002
         return self._window
