@@ -86,10 +86,13 @@ print(done, huge(in_heap[16]), huge(mapped[16]), huge(sparse))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
     """The heap, and buffers in mappings of their own, behind unused ones; but none that wants small ones."""
-    found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True).stdout.split()
-    if found[0] == "False":
-        pytest.skip("this system has no huge pages on demand")
-    in_heap, mapped, sparse = map(int, found[1:])
+    for _ in range(3):  # while others fill the memory, the system may be short of huge pages for a moment
+        found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True).stdout.split()
+        if found[0] == "False":
+            pytest.skip("this system has no huge pages on demand")
+        in_heap, mapped, sparse = map(int, found[1:])
+        if min(in_heap, mapped) >= 24:
+            break
     assert min(in_heap, mapped) >= 24  # MiB of 32: the ends of a mapping fill no page
     assert sparse == 0
 
