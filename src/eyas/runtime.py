@@ -24,7 +24,7 @@ from typing_extensions import ParamSpec, Self
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _LOG = logging.getLogger("eyas")
 
@@ -164,6 +164,19 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
 def mapped_copy(tensor: Tensor) -> Tensor:
     """A contiguous clone, as `mapped_zeros` allocates it. Raises RuntimeError if there is no memory."""
     return mapped_zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
+
+
+def release_mapped_file(model: nn.Module) -> None:
+    """Copy the tensors that are still in the checkpoint's mapped file, which stays in memory as long as one is.
+
+    Call it once linears, which are most of the file, have been packed, and before anything holds an address: experts
+    and native passes do.
+    """
+    from torch import Tensor
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor.data) is Tensor:  # not a library's quantized tensor
+            tensor.data = mapped_copy(tensor.data)
 
 
 def discard(tensor: Tensor) -> None:

@@ -61,6 +61,23 @@ def test_it_borrows_the_target_s_embedding_and_head(tmp_path: Path) -> None:
     torch.testing.assert_close(network.logits(states), target.head(states)[:, network.target_ids])
 
 
+def test_a_copy_of_the_target_s_embedding_is_dropped(tmp_path: Path) -> None:
+    """Published drafters carry one, which takes up to a gigabyte; an embedding that differs in one value is kept."""
+    target = tiny.target()
+    whole = tiny.eagle3_module()
+    states = torch.randn(3, tiny.HIDDEN)
+    tokens = torch.arange(9)
+    for change in (0.0, 1.0):
+        whole.embed_tokens.weight.data.copy_(target.model.model.embed_tokens.weight)
+        whole.embed_tokens.weight.data[-1, -1] += change
+        save_network(whole, tmp_path)
+        network = load_drafter(tmp_path, target, quantize="off").network
+        assert network.config.embedding == ("own" if change else "shared")
+        assert ("embed_tokens.weight" in network.state_dict()) == bool(change)
+        assert torch.equal(network.embed(tokens), whole.embed(tokens))
+        torch.testing.assert_close(network.logits(states), whole.logits(states))
+
+
 def test_weights_of_another_target_are_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = tiny.target()
     own = {"target_fingerprint": fingerprint(target.model)}

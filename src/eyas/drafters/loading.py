@@ -37,7 +37,7 @@ from eyas.gguf import Gguf
 from eyas.gguf_config import is_companion
 from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_drafter, find_target
-from eyas.runtime import LOADING, use_huge_pages
+from eyas.runtime import LOADING, release_mapped_file, use_huge_pages
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint, keep_fingerprint, weights_hash
 from eyas.targets.graphs import Record
@@ -198,7 +198,9 @@ def load_drafter(
     check_method(method, checkpoint.kind.name, name)
     check_fit(checkpoint.config, target, name)
     target.check_taps(checkpoint.config.taps_of(target.num_layers))
-    network = checkpoint.network(target).to(device=target.device, dtype=target.dtype)
+    network = checkpoint.network(target)
+    network.share_equal_embedding(target)
+    network = network.to(device=target.device, dtype=target.dtype)
     _warn_of_another_target(checkpoint.provenance.get("target_fingerprint"), target, name)
     return _decoding(network, target, window, quantize, checkpoint.provenance.get("max_length"))
 
@@ -213,6 +215,8 @@ def _decoding(
         keep_fingerprint(network)
         with cached_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
+        if network.config.embedding != "own":  # which would be most of what is left
+            release_mapped_file(network)
         use_huge_pages()
     taps = network.config.taps_of(target.num_layers)
     return drafter_of(

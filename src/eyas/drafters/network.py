@@ -157,10 +157,31 @@ class DraftNetwork(nn.Module):
                     f"there is no {part}, and the target's is {' x '.join(map(str, shape))} where the drafter "
                     f"needs {need[0]} x {need[1]}: use the target it was trained for"
                 )
-        full = self.config.draft_vocab_size == self.config.vocab_size
-        rows = model.get_output_embeddings() if full else target.head_rows(self.target_ids)
+        whole = self.config.head == "own" or self.config.draft_vocab_size == self.config.vocab_size
+        rows = model.get_output_embeddings() if whole else target.head_rows(self.target_ids)
         finish = None if target.head_is_linear else target.finish
         self._shared = SharedParts(table, partial(target.head, rows=rows), rows, finish)
+
+    def share_equal_embedding(self, target: EmbeddingAndHead) -> bool:
+        """Use the target's embedding instead of an own one with the same values, a copy that may take a gigabyte.
+
+        Returns whether it did.
+        """
+        if self.config.embedding != "own":
+            return False
+        own = self.embed_tokens.weight.detach()
+        table = matrix_of(target.model.get_input_embeddings())
+        if table.shape != own.shape:
+            return False
+        for first in range(0, len(own), _COMPARED):
+            rows = own[first : first + _COMPARED]
+            ids = torch.arange(first, first + len(rows), device=target.device)
+            if not torch.equal(looked_up(table, ids).to(own.device, own.dtype), rows):
+                return False
+        del self.embed_tokens
+        self.config = self.config.model_copy(update={"embedding": "shared"})
+        self.borrow(target)
+        return True
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The drafter states [B, S, H] from target taps [B, S, A, Ht]; never applied to states that are fed back."""
@@ -191,9 +212,7 @@ class DraftNetwork(nn.Module):
         if self.config.embedding == "own":
             out: Tensor = self.embed_tokens(tokens)
             return out
-        table = self.shared_parts().embedding
-        rows = table.lookup(tokens) if isinstance(table, PackedLinear) else F.embedding(tokens, table)
-        return rows.to(self.dtype)
+        return looked_up(self.shared_parts().embedding, tokens).to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, even through the target's head."""
@@ -205,6 +224,15 @@ class DraftNetwork(nn.Module):
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
+
+
+_COMPARED = 4096
+"""Rows of embeddings that are compared at a time: a different one is found early, and little memory is taken."""
+
+
+def looked_up(table: Tensor | PackedLinear, tokens: Tensor) -> Tensor:
+    """The rows [..., H] of an embedding for `tokens` [...]."""
+    return table.lookup(tokens) if isinstance(table, PackedLinear) else F.embedding(tokens, table)
 
 
 def set_vocabulary(network: DraftNetwork, ids: Tensor) -> None:

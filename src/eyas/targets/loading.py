@@ -22,7 +22,7 @@ from eyas.cache.entries import files_hash
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.hub import ModelFiles, find_target, why_unreadable
 from eyas.machine import cpu_computes_in, report_slow
-from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
+from eyas.runtime import keep_freed_memory, release_mapped_file, use_huge_pages
 from eyas.targets.adapters import check_peft, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_check import check_model
@@ -251,7 +251,7 @@ def _prepack(
     elif layout is not None:
         prepack_linears(model, layout, dtype)
     if quantize or layout is not None:
-        _release_mapped_file(model)
+        release_mapped_file(model)
     replace_experts(model, of_experts, dtype)
     if quantize:
         _check_quantized(model, quantize, weights)
@@ -289,17 +289,6 @@ def _quantize_embedding(model: Any) -> None:
         model.set_input_embeddings(PackedEmbedding(head))
     else:
         model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
-
-
-def _release_mapped_file(model: Any) -> None:
-    """Copy the tensors that are still in the checkpoint's mapped file, which stays in memory as long as one is.
-
-    The linears, which are most of it, have been packed by then. Nothing may hold an address yet: experts and native
-    passes read addresses afterwards.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        if type(tensor.data) is Tensor:  # not a library's quantized tensor
-            tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, quantize: str, weights: int) -> None:

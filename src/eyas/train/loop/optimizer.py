@@ -157,12 +157,14 @@ def orthogonalized(
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x: Tensor = (matrices.mT if tall else matrices).to(dtype)  # [..., small, large]
-    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)).view(-1, *x.shape[-2:])  # no singular value exceeds 1
+    # contiguous, and not a batch of one: bfloat16 products of other layouts copy their inputs each time
+    x: Tensor = (matrices.mT if tall else matrices).to(dtype).contiguous()  # [..., small, large]
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value exceeds 1
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).reshape(matrices.shape)
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 def computes_in_bf16(device: torch.device) -> bool:
