@@ -36,24 +36,30 @@ class WeightFormat(IntEnum):
     """Layout of a packed weight in panels, by its number in the kernels."""
 
     SIGNED8 = 2
-    MINIMUM8 = 3
-    SIGNED4 = 4
-    MINIMUM4 = 5
-    ZERO4 = 6
-    SUPER5 = 7
-    SUPER4 = 8
-    HALVES8 = 9
-    HALVES6 = 10
+    SIGNED4 = 3
+    MINIMUM4 = 4
+    ZERO4 = 5
+    SIGNED5 = 6
+    MINIMUM5 = 7
+    SUPER5 = 8
+    SUPER4 = 9
+    HALVES8 = 10
+    HALVES6 = 11
 
     @property
     def bits(self) -> int:
-        """Bits of a code, which is stored in 4 bits or in a byte."""
+        """Bits of a code."""
         return int(self.name[-1])
 
     @property
-    def stored_bits(self) -> int:
-        """Bits per stored code: 4 or 8."""
-        return 4 if self.bits == 4 else 8
+    def upper(self) -> tuple[tuple[int, int], ...]:
+        """Where the bits above the lowest four are, for each four of a block's inputs: which vector, and from which bit on
+        (`kernels/weight.h`); empty for codes of 4 and 8 bits."""
+        if self.bits == 5:
+            return tuple((0, (four + 4) % 8) for four in range(GROUP // 4))
+        if self.bits == 6:
+            return tuple((four // 4, (four % 4 * 2 + 4) % 8) for four in range(GROUP // 4))
+        return ()
 
     @property
     def has_halves(self) -> bool:
@@ -63,7 +69,7 @@ class WeightFormat(IntEnum):
     @property
     def has_minimum(self) -> bool:
         """Whether code 0 stands for a minimum."""
-        return not self.has_halves and self not in (WeightFormat.SIGNED8, WeightFormat.SIGNED4)
+        return not self.has_halves and not self.name.startswith("SIGNED")
 
     @property
     def zero(self) -> int:
@@ -85,7 +91,7 @@ class WeightFormat(IntEnum):
 
     def panel_bytes(self, blocks: int) -> int:
         """Bytes of a panel whose rows have `blocks` blocks."""
-        block = PANEL * sum(dtype.itemsize for dtype in self.numbers) + GROUP * PANEL * self.stored_bits // 8
+        block = PANEL * sum(dtype.itemsize for dtype in self.numbers) + GROUP * PANEL * self.bits // 8
         return -(-blocks // SUPER) * 2 * PANEL * self.factors + blocks * block
 
 
@@ -137,9 +143,12 @@ class WeightBlocks:
         fours = F.pad(self.codes, (0, 0, 0, 0, 0, more)).contiguous().view(torch.int32)  # [out, B, 8], of four inputs
         fours = fours.view(-1, PANEL, blocks, 8).permute(0, 2, 3, 1).contiguous()  # [P, B, 8, 16]
         codes = fours.view(torch.uint8)
-        if self.kind.bits == 4:
-            low, high = codes.tensor_split(2, dim=2)
-            codes = low | high << 4
+        if self.kind.bits < 8:
+            low, high = (codes & 15).tensor_split(2, dim=2)
+            upper = torch.zeros_like(codes[:, :, : self.kind.bits - 4])
+            for four, (vector, shift) in enumerate(self.kind.upper):
+                upper[:, :, vector] |= codes[:, :, four] >> 4 << shift
+            codes = torch.cat((low | high << 4, upper), dim=2)
 
         def header(part: Tensor) -> Tensor:  # [out, B or S, n] -> [P, B or S, bytes], 16 outputs side by side
             filled = F.pad(part, (0, 0, 0, 0, 0, more)).view(-1, PANEL, *part.shape[1:])
@@ -166,9 +175,13 @@ class WeightBlocks:
             panels = panels[:, supers * size :]
         sizes = [PANEL * dtype.itemsize for dtype in kind.numbers]
         whole = _parted(panels, 1, blocks, -1)
-        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.stored_bits // 8], dim=2)
-        if kind.bits == 4:
-            codes = torch.cat((codes & 15, codes >> 4), dim=2)
+        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.bits // 8], dim=2)
+        if kind.bits < 8:
+            lower, upper = torch.split(codes, [GROUP * PANEL // 2, GROUP * PANEL * (kind.bits - 4) // 8], dim=2)
+            codes = torch.cat((lower & 15, lower >> 4), dim=2)
+            vectors, fours = _parted(upper, 2, -1, 4 * PANEL), _parted(codes, 2, -1, 4 * PANEL)
+            for four, (vector, shift) in enumerate(kind.upper):
+                fours[:, :, four] |= (vectors[:, :, vector] >> shift & (1 << kind.bits - 4) - 1) << 4
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
         scales, *others = (numbers(raw, dtype) for raw, dtype in zip(headers, kind.numbers, strict=True))
         minimum = others[0][..., 0] if kind.has_minimum else None
@@ -276,8 +289,8 @@ def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
 
 
 GGML: dict[str, WeightFormat] = {
-    "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.MINIMUM4, "Q5_0": WeightFormat.SIGNED8,
-    "Q5_1": WeightFormat.MINIMUM8, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES6,
+    "Q4_0": WeightFormat.SIGNED4, "Q4_1": WeightFormat.MINIMUM4, "Q5_0": WeightFormat.SIGNED5,
+    "Q5_1": WeightFormat.MINIMUM5, "Q8_0": WeightFormat.SIGNED8, "Q3_K": WeightFormat.HALVES6,
     "Q4_K": WeightFormat.SUPER4, "Q5_K": WeightFormat.SUPER5, "Q6_K": WeightFormat.HALVES6,
     "IQ4_NL": WeightFormat.SIGNED8, "IQ4_XS": WeightFormat.HALVES8, "MXFP4": WeightFormat.SIGNED8,
 }  # fmt: skip

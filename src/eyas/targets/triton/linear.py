@@ -275,10 +275,11 @@ class Weight:
         if all(part.half().float().equal(part) for part in factors):  # as files have them, but for super-blocks
             factors = [part.half() for part in factors]
         scales, offsets = (part.contiguous() for part in factors)
-        if blocks.kind.stored_bits == 4:
+        bits = 4 if blocks.kind.bits == 4 else 8
+        if bits == 4:
             low, high = codes.view(len(codes), -1, 2, _CHUNK // 2).unbind(2)
             codes = (low | high << 4).flatten(1)
-        return cls(codes.contiguous(), len(codes), inputs, scales, offsets, blocks.kind.stored_bits, group, bias)
+        return cls(codes.contiguous(), len(codes), inputs, scales, offsets, bits, group, bias)
 
     @classmethod
     def joined(cls, parts: Sequence[Weight]) -> Weight:

@@ -14,12 +14,12 @@ constexpr int64_t SUPER = 8;           // blocks of a super-block
 constexpr int64_t MAX_ROTATED = 512;  // the most features that RoPE rotates in latent attention
 constexpr int64_t MAX_TAPS = 8;       // the most inputs of a convolution
 
-// Packed kinds hold codes of as many bits as their names say, in 4 bits or in bytes: signed ones, read by subtracting half of
-// their range, or unsigned ones with a minimum (MINIMUM). Super-blocks have a minimum (SUPER), or signed codes
-// with a scale per 16 inputs (HALVES).
+// Packed kinds hold codes of as many bits as their names say: signed ones, read by subtracting half of their range, or
+// unsigned ones with a minimum (MINIMUM). Super-blocks have a minimum (SUPER), or signed codes with a scale per 16 inputs
+// (HALVES).
 enum Kind : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, MINIMUM8 = 3, SIGNED4 = 4, MINIMUM4 = 5, ZERO4 = 6, SUPER5 = 7, SUPER4 = 8,
-    HALVES8 = 9, HALVES6 = 10
+    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, SIGNED4 = 3, MINIMUM4 = 4, ZERO4 = 5, SIGNED5 = 6, MINIMUM5 = 7, SUPER5 = 8,
+    SUPER4 = 9, HALVES8 = 10, HALVES6 = 11
 };
 
 // What multiplies bf16 inputs. Below bit 32, bit n says that groups of n tokens use `vdpbf16ps`, whose sums are those of

@@ -60,14 +60,13 @@ struct Q4_1 {
     }
 };
 struct Q5_0 {
-    static constexpr int64_t TYPE = 6, BYTES = 22, KIND = SIGNED8;
+    static constexpr int64_t TYPE = 6, BYTES = 22, KIND = SIGNED5;
     static void read(const uint8_t* at, Unit& unit) {
         copy_half(at, unit.numbers[0]), read_nibbles(at + 6, unit.codes[0]), add_fifth_bits(at + 2, unit.codes[0]);
-        for (auto& code : unit.codes[0]) code += 128 - 16;
     }
 };
 struct Q5_1 {
-    static constexpr int64_t TYPE = 7, BYTES = 24, KIND = MINIMUM8;
+    static constexpr int64_t TYPE = 7, BYTES = 24, KIND = MINIMUM5;
     static void read(const uint8_t* at, Unit& unit) {
         std::memcpy(unit.numbers[0], at, 4);
         read_nibbles(at + 8, unit.codes[0]), add_fifth_bits(at + 4, unit.codes[0]);
@@ -172,6 +171,24 @@ struct IQ4_XS {
     }
 };
 
+// The codes of one output's block, among those of the other outputs of its panel (weight.h).
+template <int64_t KIND>
+void store_block(const uint8_t* own, uint8_t* to) {
+    constexpr int BITS = code_bits(KIND);
+    constexpr int64_t NEXT = PANEL * 4, FOURS = GROUP / 4, LOW = 0x0f0f0f0f;
+    uint32_t four[FOURS];
+    std::memcpy(four, own, GROUP);
+    auto store = [&](int64_t at, uint32_t word) { std::memcpy(to + at * NEXT, &word, 4); };
+    if constexpr (BITS == 8) {
+        for (int64_t v = 0; v < FOURS; v++) store(v, four[v]);
+    } else {
+        for (int64_t v = 0; v < FOURS / 2; v++) store(v, (four[v] & LOW) | (four[v + FOURS / 2] & LOW) << 4);
+        uint32_t upper[2] = {};
+        for (int64_t v = 0; v < FOURS; v++) upper[upper_vector(BITS, v)] |= (four[v] >> 4 & LOW) << upper_shift(BITS, v);
+        for (int64_t n = 0; n < (BITS - 4); n++) store(FOURS / 2 + n, upper[n]);
+    }
+}
+
 // One panel of the 16 rows `rows`; missing ones are null, and their weights 0.
 template <class Type>
 void pack_panel(const uint8_t* const* rows, int64_t blocks, uint8_t* panel) {
@@ -188,18 +205,7 @@ void pack_panel(const uint8_t* const* rows, int64_t blocks, uint8_t* panel) {
                 uint8_t* at = all + (first + block) * block_bytes(KIND);
                 for (int64_t n = 0; n < NUMBERS; n++)
                     std::memcpy(at + (n * PANEL + lane) * SIZE, unit.numbers[block] + n * SIZE, SIZE);
-                uint8_t* codes = at + header_bytes(KIND) + lane * 4;  // of four inputs; those of the next lane follow
-                const uint8_t* own = unit.codes[block];
-                for (int64_t four = 0; four < (code_bits(KIND) == 4 ? GROUP / 8 : GROUP / 4); four++) {
-                    uint32_t word;
-                    std::memcpy(&word, own + 4 * four, 4);
-                    if constexpr (code_bits(KIND) == 4) {
-                        uint32_t upper;
-                        std::memcpy(&upper, own + GROUP / 2 + 4 * four, 4);
-                        word |= upper << 4;
-                    }
-                    std::memcpy(codes + four * PANEL * 4, &word, 4);
-                }
+                store_block<KIND>(unit.codes[block], at + header_bytes(KIND) + lane * 4);  // those of the next lane follow
             }
         }
 }

@@ -24,8 +24,10 @@ namespace eyas {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 using ivec = __m512i;
 inline ivec load_bits(const char* at) { return _mm512_loadu_si512(at); }
+inline void store_bits(char* to, ivec a) { _mm512_storeu_si512(to, a); }
 inline ivec all(int32_t x) { return _mm512_set1_epi32(x); }
 inline ivec both(ivec a, ivec b) { return _mm512_and_si512(a, b); }
+inline ivec either(ivec a, ivec b) { return _mm512_or_si512(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<unsigned>(bits)); }
 inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
@@ -51,8 +53,10 @@ inline __m128i half_of_codes(const float* x, vec factor) { return narrow(mul(loa
 #else
 using ivec = __m256i;
 inline ivec load_bits(const char* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+inline void store_bits(char* to, ivec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a); }
 inline ivec all(int32_t x) { return _mm256_set1_epi32(x); }
 inline ivec both(ivec a, ivec b) { return _mm256_and_si256(a, b); }
+inline ivec either(ivec a, ivec b) { return _mm256_or_si256(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm256_srli_epi32(a, bits); }
 inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
@@ -90,12 +94,27 @@ constexpr bool VNNI = false;
 // Without VNNI, a block's products of 4-bit codes are summed in 16-bit lanes, which can hold the sum: 15 * 127 * 16.
 constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
 
-// Codes of 5 or 6 bits lie in bytes. Without VNNI, four products of theirs fit into a 16-bit lane: 63 * 127 * 4.
-constexpr bool eights_in_shorts(int64_t kind) { return !VNNI && code_bits(kind) == 8 && value_bits(kind) <= 6; }
+// Without VNNI, four products of codes of 5 or 6 bits fit into a 16-bit lane: 63 * 127 * 4.
+constexpr bool eights_in_shorts(int bits) { return !VNNI && (bits == 5 || bits == 6); }
 
 // Of signed 8-bit codes, magnitudes are multiplied, and inputs take their signs: without VNNI, two such products fit into a
 // 16-bit lane, 128 * 127 * 2, and the zero point isn't needed.
-constexpr bool by_magnitude(int64_t kind) { return !VNNI && value_bits(kind) == 8 && !has_minimum(kind); }
+constexpr bool by_magnitude(int64_t kind) { return !VNNI && code_bits(kind) == 8 && !has_minimum(kind); }
+
+// Of a block at `block`, the codes of 4 adjacent inputs from i on, for the outputs of vector `part`.
+template <int64_t KIND>
+inline ivec four_codes(const char* block, int64_t i, int part) {
+    constexpr int BITS = code_bits(KIND);
+    const char* codes = block + header_bytes(KIND) + part * 4 * LANES;
+    if constexpr (stored_bits(KIND) == 8) return load_bits(codes + i * PANEL);
+    ivec four = load_bits(codes + i % (GROUP / 2) * PANEL);
+    four = both(i < GROUP / 2 ? four : right(four, 4), all(0x0f0f0f0f));
+    if constexpr (BITS == 4) return four;
+    const ivec upper = load_bits(codes + (GROUP / 2 + 4 * upper_vector(BITS, i / 4)) * PANEL);
+    const int shift = upper_shift(BITS, i / 4) - 4;  // to bit 4
+    const ivec moved = shift < 0 ? left(upper, -shift) : right(upper, shift);
+    return either(four, both(moved, all(BITS == 5 ? 0x10101010 : 0x30303030)));
+}
 
 // Four input codes, in every 32-bit lane.
 inline ivec four_of(const int8_t* codes) {
@@ -125,7 +144,7 @@ inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 struct Step {
     float scale, sum;  // sum: scale times the sum of the codes
     int32_t less[2];   // the negated sums of the first 16 codes and of the others
-    int32_t less4, less8;  // the negated sum of all codes times the zero point of signed 4-bit and 8-bit weights
+    int32_t less4, less5, less8;  // the negated sum of all codes times the zero point of signed weights of so many bits
 };
 
 constexpr float MIN_INPUT = 0x1p-60f;  // a block of smaller inputs has codes of 0
@@ -165,7 +184,7 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
         sums_of_codes(made, sums);
         const int32_t whole = sums[0] + sums[1];
         const float sum = scales.from_codes * static_cast<float>(whole);
-        *steps = {scales.from_codes, sum, {-sums[0], -sums[1]}, -whole * 8, -whole * 128};
+        *steps = {scales.from_codes, sum, {-sums[0], -sums[1]}, -whole * 8, -whole * 16, -whole * 128};
     }
 }
 
@@ -210,7 +229,7 @@ inline vec scale_of(const char* panel, const char* block, int64_t b, int part, i
 }
 template <int64_t KIND>
 inline vec minimum_of(const char* panel, const char* block, int64_t b, int part) {
-    if constexpr (KIND == ZERO4) {  // exact: a product of 5 and 11 bits
+    if constexpr (base(KIND) == ZERO4) {  // exact: a product of 5 and 11 bits
         const vec zeros = bytes(reinterpret_cast<const uint8_t*>(block) + 2 * PANEL + part * LANES);
         return mul(sub(zero(), zeros), scale_of<KIND>(panel, block, b, part));
     }
@@ -222,17 +241,15 @@ inline vec minimum_of(const char* panel, const char* block, int64_t b, int part)
 // The sums [T, P, PARTS] of T tokens with P panels; a row of `fetch` is a block.
 template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
-    constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
     constexpr bool TWO = has_halves(KIND);  // whether a block has two scales
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
-    const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
     for (int64_t b = 0; b < blocks; b++) {
         const char* block[P];
         for (int p = 0; p < P; p++) {
             block[p] = panels + p * bytes + first_block(KIND, blocks) + b * block_bytes(KIND);
-            const char* next = panels + p * bytes + fetch.at(b);
+            const char* next = panels + p * fetch.apart + fetch.at(b);
             for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, PACKED_HINT);
         }
         const int8_t* inputs = tokens.codes + b * GROUP;
@@ -241,7 +258,8 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
             const Step& own = step[t * blocks];
             if (has_minimum(KIND) || by_magnitude(KIND)) return all(0);
-            return TWO ? left(all(own.less[half]), zero_bits(KIND)) : all(BITS == 4 ? own.less4 : own.less8);
+            if (TWO) return left(all(own.less[half]), zero_bits(KIND));
+            return all(BITS == 4 ? own.less4 : BITS == 5 ? own.less5 : own.less8);
         };
         auto begin = [&](int half) {
             for (int t = 0; t < T; t++) {
@@ -257,40 +275,41 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<KIND>(total[t][p][part], w[p][part], x);
             }
         };
-        auto add_codes = [&](int64_t first, int64_t stop) {  // the codes stored at these inputs
-            int64_t i = first;
-            if constexpr (eights_in_shorts(KIND))
-                for (; i < stop; i += 8) {
-                    ivec first_four[P][PARTS], second_four[P][PARTS];
-                    for (int p = 0; p < P; p++)
-                        for (int part = 0; part < PARTS; part++) {
-                            const char* codes = block[p] + header_bytes(KIND) + i * PANEL + part * PART;
-                            first_four[p][part] = load_bits(codes);
-                            second_four[p][part] = load_bits(codes + 4 * PANEL);
-                        }
-                    for (int t = 0; t < T; t++) {
-                        const int8_t* own = inputs + t * blocks * GROUP + i;
-                        const ivec x = four_of(own), y = four_of(own + 4);
-                        for (int p = 0; p < P; p++)
-                            for (int part = 0; part < PARTS; part++) {
-                                const ivec both = add_shorts(products(first_four[p][part], x), products(second_four[p][part], y));
-                                total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
-                            }
-                    }
-                }
-            for (; i < stop; i += 4) {
-                ivec codes[P][PARTS], high[P][PARTS];
+        auto add_eight = [&](int64_t i, const ivec (&w)[P][PARTS], int64_t k, const ivec (&v)[P][PARTS]) {
+            for (int t = 0; t < T; t++) {
+                const int8_t* own = inputs + t * blocks * GROUP;
+                const ivec x = four_of(own + i), y = four_of(own + k);
                 for (int p = 0; p < P; p++)
                     for (int part = 0; part < PARTS; part++) {
-                        codes[p][part] = load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART);
-                        if constexpr (BITS == 4) {
-                            high[p][part] = both(right(codes[p][part], 4), low);
-                            codes[p][part] = both(codes[p][part], low);
-                        }
-                        if constexpr (by_magnitude(KIND)) codes[p][part] = minus_128(codes[p][part]);
+                        const ivec both = add_shorts(products(w[p][part], x), products(v[p][part], y));
+                        total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
                     }
-                add_four(i, codes);
-                if constexpr (BITS == 4) add_four(i + GROUP / 2, high);
+            }
+        };
+        auto read_codes = [&](int64_t i, ivec (&codes)[P][PARTS]) {
+            for (int p = 0; p < P; p++)
+                for (int part = 0; part < PARTS; part++) {
+                    codes[p][part] = four_codes<KIND>(block[p], i, part);
+                    if constexpr (by_magnitude(KIND)) codes[p][part] = minus_128(codes[p][part]);
+                }
+        };
+        auto add_codes = [&](int64_t first, int64_t stop) {  // of the inputs from `first` on
+            auto add_both = [&](int64_t i, int64_t k) {
+                ivec codes[P][PARTS], others[P][PARTS];
+                read_codes(i, codes);
+                read_codes(k, others);
+                if constexpr (eights_in_shorts(BITS)) {
+                    add_eight(i, codes, k, others);
+                } else {
+                    add_four(i, codes);
+                    add_four(k, others);
+                }
+            };
+            if constexpr (stored_bits(KIND) == 8) {
+                for (int64_t i = first; i < stop; i += 8) add_both(i, i + 4);
+            } else {  // where a block has one scale, fours that share bytes
+#pragma GCC unroll 4  // with constant shifts
+                for (int64_t i = first; i < first + GROUP / 2; i += TWO ? 8 : 4) add_both(i, i + (TWO ? 4 : GROUP / 2));
             }
         };
         begin(0);
@@ -316,7 +335,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                 }
             continue;
         }
-        add_codes(0, GROUP * BITS / 8);
+        add_codes(0, GROUP);
         for (int p = 0; p < P; p++)
             for (int part = 0; part < PARTS; part++) {
                 const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
@@ -335,17 +354,31 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
     std::memcpy(result, sum, sizeof(sum));
 }
 
+// Unpack a panel of `in` inputs: its codes are in bytes afterwards.
+template <int64_t KIND>
+void unpack_panel(const char* panel, int64_t in, char* unpacked) {
+    const int64_t blocks = blocks_of(in), first = first_block(KIND, blocks);
+    std::memcpy(unpacked, panel, first);
+    for (int64_t b = 0; b < blocks; b++) {
+        const char* block = panel + first + b * block_bytes(KIND);
+        char* to = unpacked + first + b * block_bytes(KIND | IN_BYTES);
+        std::memcpy(to, block, header_bytes(KIND));
+#pragma GCC unroll 8  // with constant shifts
+        for (int64_t i = 0; i < GROUP; i += 4)
+            for (int part = 0; part < PARTS; part++)
+                store_bits(to + header_bytes(KIND) + i * PANEL + part * 4 * LANES, four_codes<KIND>(block, i, part));
+    }
+}
+
 // The weights of a panel's 16 outputs for input i, dequantized.
 template <int64_t KIND>
 inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS]) {
-    constexpr int BITS = code_bits(KIND);
     const int64_t b = i / GROUP, own = i % GROUP;
     const char* block = panel + first_block(KIND, blocks_of(in)) + b * block_bytes(KIND);
-    const bool second = own >= GROUP / 2, high = BITS == 4 && second;
-    const int64_t at = header_bytes(KIND) + (high ? own - GROUP / 2 : own) / 4 * 4 * PANEL;
+    const bool second = own >= GROUP / 2;
     for (int part = 0; part < PARTS; part++) {
-        const ivec four = load_bits(block + at + part * 4 * LANES);
-        const vec code = floats(both(right(four, static_cast<int>(8 * (own % 4) + 4 * high)), all((1 << BITS) - 1)));
+        const ivec four = four_codes<KIND>(block, own / 4 * 4, part);
+        const vec code = floats(both(right(four, static_cast<int>(8 * (own % 4))), all(0xff)));
         const vec scale = scale_of<KIND>(panel, block, b, part, second);
         if constexpr (has_minimum(KIND))
             w[part] = fma(code, scale, minimum_of<KIND>(panel, block, b, part));
@@ -382,15 +415,16 @@ void load_row(const char* weight, int64_t output, int64_t in, float* row) {
     }
 }
 
-// Call `work` with a packed kind as a compile-time constant.
+// Call `work` with a packed kind, as a file has it, as a compile-time constant.
 template <class Work>
 auto with_kind(int64_t kind, const Work& work) {
     switch (kind) {
         case SIGNED8: return work(std::integral_constant<int64_t, SIGNED8>());
-        case MINIMUM8: return work(std::integral_constant<int64_t, MINIMUM8>());
         case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
         case MINIMUM4: return work(std::integral_constant<int64_t, MINIMUM4>());
         case ZERO4: return work(std::integral_constant<int64_t, ZERO4>());
+        case SIGNED5: return work(std::integral_constant<int64_t, SIGNED5>());
+        case MINIMUM5: return work(std::integral_constant<int64_t, MINIMUM5>());
         case SUPER5: return work(std::integral_constant<int64_t, SUPER5>());
         case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());
         case HALVES8: return work(std::integral_constant<int64_t, HALVES8>());

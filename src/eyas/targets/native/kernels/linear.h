@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "integer.h"
 #include "region.h"
@@ -90,15 +91,19 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 
 Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // floats.cpp
 
+// Tokens that are multiplied by a packed weight together; more are in several groups, of up to `MAX_GROUPED`.
+constexpr int MAX_CODED = MAX_SHARED ? MIN_SHARED - 1 : MAX_TILE_TOKENS, MAX_GROUPED = MAX_SHARED ? MAX_SHARED : MAX_TILE_TOKENS;
+
 // The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
-template <int64_t KIND, int T = MAX_TILE_TOKENS>
+template <int64_t KIND, int T = KIND < IN_BYTES ? MAX_CODED : MAX_GROUPED>
 Tile integer_tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
         if (tokens < T) return integer_tile_of<KIND, T - 1>(tokens, panels);
     return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, T <= MAX_SHARED ? 2 : together_in_integers(T)>;
 }
 
-Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
+Tile packed_tile_of(const Linear& linear, bool unpacked, int64_t tokens, int64_t panels);  // integers.cpp
+void unpack_panel(const Linear& linear, int64_t panel, char* unpacked);                    // integers.cpp
 
 inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.microkernels != AS_FLOATS; }
 
@@ -217,10 +222,17 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MAX_SHARED : MAX_TILE_TOKENS);
     const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // for the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
+    const bool unpacks = groups > 1 && is_coded(linear) && code_bits(linear.kind) < 8;
+    const int64_t unpacked_bytes = unpacks ? panel_bytes(linear.kind | IN_BYTES, linear.in) : 0;
+    thread_local std::vector<char> unpacked;
+    if (static_cast<int64_t>(unpacked.size()) < stride * unpacked_bytes) unpacked.resize(stride * unpacked_bytes);
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
     const TilesInUse registers(tiled && linear.microkernels == TILES);
-    for (; first < stop; first += stride)
+    for (; first < stop; first += stride) {
+        if (unpacks)
+            for (int64_t panel = first; panel < std::min(first + stride, stop); panel++)
+                unpack_panel(linear, panel, unpacked.data() + (panel - first) * unpacked_bytes);
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;
             const int64_t count = total * (index + 1) / groups - token;
@@ -235,14 +247,19 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
-                Fetch fetch{is_packed(linear.kind) ? PACKED_AHEAD : ahead(count), row, bytes, (step - 1) * bytes};
+                Fetch fetch{is_packed(linear.kind) ? PACKED_AHEAD : ahead(count), row, bytes, (step - 1) * bytes, bytes};
                 // with several groups, each prefetches its share of the panels that come next
-                if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0};
+                if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0, bytes};
                 const char* weight = linear.weight + panel * bytes;
+                if (unpacks) {
+                    const char* own = unpacked.data() + (panel - first) * unpacked_bytes;
+                    fetch.distance += weight - own;  // the packed panels
+                    weight = own;
+                }
                 if (tiled)
                     multiply_tiles(linear, group, weight, step, fetch, sums);
                 else if (is_packed(linear.kind))
-                    packed_tile_of(linear, count, step)(group, weight, linear.in, fetch, sums);
+                    packed_tile_of(linear, unpacks, count, step)(group, weight, linear.in, fetch, sums);
                 else
                     tile_of(linear.kind, paired, count, step)(group, weight, linear.in, fetch, sums);
                 for (int64_t p = panel; p < panel + step; p++)
@@ -254,6 +271,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
                     }
             }
         }
+    }
 }
 
 // Store 16 outputs in a row of `out`.

@@ -11,6 +11,9 @@
 // Packed weights are multiplied in integers (integer.h). A panel's blocks of 32 inputs follow each other, the last one padded
 // with zeros. A block holds the 16 outputs' scales, their minimum weights if the kind has them, and codes: four adjacent
 // inputs of one output, then of the next. A byte of 4-bit codes has input i < 16 in its low half and i + 16 in its high half.
+// Codes of 5 and 6 bits have their lower four bits like that. Behind them follow the upper bits, in one or two vectors of a
+// byte for each output and each of four adjacent inputs: bit `upper_shift` of vector `upper_vector` has those of the four
+// inputs from 4 v on.
 // Scales and minimum weights are fp16, or in super-blocks (GGML's k-quants) small integers, one or two per output, times
 // fp16 factors that eight blocks share, at the beginning of the panel. Blocks are the same for all vector sizes. AWQ's and
 // GPTQ's blocks (ZERO) have a zero point, a byte, in place of a minimum weight, which is minus that times the scale.
@@ -26,18 +29,31 @@ namespace eyas {
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 
 constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
-constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : 8; }  // as stored
-constexpr int value_bits(int64_t kind) { return kind == SUPER5 ? 5 : kind == HALVES6 ? 6 : code_bits(kind); }
-constexpr bool is_super(int64_t kind) { return kind >= SUPER5; }
-constexpr bool has_halves(int64_t kind) { return kind == HALVES8 || kind == HALVES6; }
+
+// A packed kind with this bit has its codes in bytes, four adjacent inputs of all 16 outputs after another: a panel is unpacked
+// like that once if several groups of tokens are multiplied by it.
+constexpr int64_t IN_BYTES = 16;
+constexpr int64_t base(int64_t kind) { return kind % IN_BYTES; }
+
+constexpr int code_bits(int64_t kind) {
+    kind = base(kind);
+    if (kind == SIGNED5 || kind == MINIMUM5 || kind == SUPER5) return 5;
+    return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : kind == HALVES6 ? 6 : 8;
+}
+constexpr int stored_bits(int64_t kind) { return kind < IN_BYTES ? code_bits(kind) : 8; }
+constexpr bool is_super(int64_t kind) { return base(kind) >= SUPER5; }
+constexpr bool has_halves(int64_t kind) { return base(kind) == HALVES8 || base(kind) == HALVES6; }
 constexpr bool has_minimum(int64_t kind) {
-    return kind == MINIMUM8 || kind == MINIMUM4 || kind == ZERO4 || kind == SUPER5 || kind == SUPER4;
+    kind = base(kind);
+    return kind == MINIMUM4 || kind == ZERO4 || kind == MINIMUM5 || kind == SUPER5 || kind == SUPER4;
 }
-constexpr int zero_bits(int64_t kind) { return value_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
+constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
 constexpr int64_t header_bytes(int64_t kind) {
-    return kind == ZERO4 ? 3 * PANEL : (has_minimum(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
+    return base(kind) == ZERO4 ? 3 * PANEL : (has_minimum(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
 }
-constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
+constexpr int upper_shift(int bits, int64_t v) { return static_cast<int>(bits == 5 ? (v + 4) % 8 : (v % 4 * 2 + 4) % 8); }
+constexpr int64_t upper_vector(int bits, int64_t v) { return bits == 5 ? 0 : v / 4; }
+constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * stored_bits(kind) / 8; }
 constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
 constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_minimum(kind) ? 4 * PANEL : 2 * PANEL; }
 constexpr int64_t first_block(int64_t kind, int64_t blocks) { return (blocks + SUPER - 1) / SUPER * super_bytes(kind); }
@@ -59,10 +75,11 @@ inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / 
 inline int64_t row_bytes(const Linear& linear) {
     return is_packed(linear.kind) ? block_bytes(linear.kind) : PANEL * bytes_of(linear.kind);
 }
-inline int64_t panel_bytes(const Linear& linear) {
-    const int64_t blocks = blocks_of(linear.in);
-    return is_packed(linear.kind) ? first_block(linear.kind, blocks) + blocks * row_bytes(linear) : linear.in * row_bytes(linear);
+constexpr int64_t panel_bytes(int64_t kind, int64_t in) {
+    const int64_t blocks = blocks_of(in);
+    return is_packed(kind) ? first_block(kind, blocks) + blocks * block_bytes(kind) : in * PANEL * bytes_of(kind);
 }
+inline int64_t panel_bytes(const Linear& linear) { return panel_bytes(linear.kind, linear.in); }
 
 // The number of inputs that belong to a pair.
 constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
@@ -138,9 +155,10 @@ constexpr bool ZEN5 = false;
 #endif
 
 // Where weights are prefetched while others are processed: `distance` bytes ahead, `pace` bytes for each row i. An offset
-// past `end`, the end of a panel, is `skip` bytes further on, in the panel that is read next.
+// past `end`, the end of a panel, is `skip` bytes further on, in the panel that is read next. While several panels are processed
+// together, what is fetched for each lies `apart` from that of the one before.
 struct Fetch {
-    int64_t distance, pace, end, skip;
+    int64_t distance, pace, end, skip, apart;
 
     int64_t at(int64_t i) const {
         const int64_t offset = distance + i * pace;
