@@ -36,7 +36,7 @@ from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.layouts import best_layout
 from eyas.targets.native.library import kernels as native_kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
-from eyas.targets.native.packed import PackedWeight
+from eyas.targets.native.packed import PackedWeight, WeightFormat
 from eyas.targets.native.packed_linears import Int4Linear, Int8Linear, PackedEmbedding, PackedLinear, sums_codes
 from eyas.targets.native.panel_files import cached_panels
 from eyas.targets.parameters import weight_formats
@@ -77,6 +77,7 @@ def load_target(
     keep_panels: bool = False,
     kernels: str | None = None,
     modules: bool = False,
+    drafts: bool = False,
 ) -> Target:
     """Load a decoder LM, with unpatched model code, in a `dtype` that `resolve_dtype` accepts.
 
@@ -94,6 +95,8 @@ def load_target(
     instead of packing or quantizing them again.
     `kernels` `triton` runs the passes of a Llama-like model by eyas's own kernels on a GPU: a token has the same bits
     whatever is verified with it. `modules` makes `auto` the dtype of `resolve_dtype`, in which modules are fast, too.
+    `drafts` says that the model only drafts: the native kernels then read a packed head in 4 bits, as it is much of a
+    small model's weights, and errors of its logits only change guesses.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -143,6 +146,8 @@ def load_target(
         with cached_panels(keep_panels, lambda: f"{files_hash(_files_of(files))} {how}"):
             loaded = read_model(files, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
+            if drafts:
+                _narrow_head(loaded)
             decoder: KernelDecoder | None = None
             if kernels is not None:
                 decoder = _for_triton(loaded, quantize)
@@ -289,6 +294,13 @@ def _quantize_embedding(model: Any) -> None:
         model.set_input_embeddings(PackedEmbedding(head))
     else:
         model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
+
+
+def _narrow_head(model: Any) -> None:
+    """Read a packed head of more than 4 bits in 4; an embedding that is tied to it stays as it is."""
+    head = model.get_output_embeddings()
+    if isinstance(head, PackedLinear) and WeightFormat(head.kind).bits > WeightFormat.SIGNED4.bits:
+        model.set_output_embeddings(head.narrowed())
 
 
 def _check_quantized(model: Any, quantize: str, weights: int) -> None:

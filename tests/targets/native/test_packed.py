@@ -232,6 +232,26 @@ def test_four_bits_recover_weights_that_have_four_bits() -> None:
     torch.testing.assert_close(round_to_int4(same).floats(40), same, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("kind", WeightFormat)
+def test_any_format_can_be_narrowed_as_by_ggml_s_q4_0(kind: WeightFormat) -> None:
+    whole = layer(random_blocks(kind, 40, 96), 96)
+    narrowed = whole.narrowed()
+    assert narrowed.kind == WeightFormat.SIGNED4
+    form = gguf.GGMLQuantizationType.Q4_0
+    weight = whole.exact()
+    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), form), form))
+    missed = (narrowed.exact() - weight).square().mean()
+    assert missed <= 1.1 * (theirs - weight).square().mean()
+    assert (narrowed.exact() - theirs).abs().gt(
+        1e-6
+    ).float().mean() < 0.2  # where two values have the greatest magnitude
+    assert narrowed._prepacked.shape == (3, WeightFormat.SIGNED4.panel_bytes(3))
+    x = torch.randn(2, 96)
+    torch.testing.assert_close(
+        narrowed(x), product(narrowed.blocks(), x), rtol=0, atol=1e-5 * float(weight.abs().max())
+    )
+
+
 def test_large_weights_are_laid_out_in_pieces() -> None:
     weight = torch.randn(2 * PIECE + 5, 32)
     native = Int8Linear(as_linear(weight), False)

@@ -401,7 +401,7 @@ def load_small_lm(
     models that eyas can't draft with, DrafterMismatchError for vocabularies that can't be mapped.
     """
     eager = target.device.type == "cuda" and target.record is None
-    model = load_target(source, dtype="auto", device=target.device, eager=eager, quantize=quantize)
+    model = load_target(source, dtype="auto", device=target.device, eager=eager, quantize=quantize, drafts=True)
     if not model.head_is_exact:
         raise UnsupportedModelError(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "

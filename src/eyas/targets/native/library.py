@@ -170,6 +170,7 @@ class Kernels:
         self._pack_blocks = _function(
             library.eyas_pack_blocks, (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64), c_int64
         )
+        self._narrow = _function(library.eyas_narrow, (POINTER(Linear), c_void_p, c_int64))
         self._unpack = _function(library.eyas_unpack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self.rows = _function(library.eyas_rows, (c_void_p, *(c_int64,) * 2, c_void_p, c_int64, c_void_p, c_int64))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
@@ -213,6 +214,10 @@ class Kernels:
             ggml_type, given.data_ptr(), len(given), blocks, panels.data_ptr(), torch.get_num_threads()
         )
         assert known, ggml_type
+
+    def narrow(self, linear: Linear, panels: Tensor) -> None:
+        """Quantize a packed weight to signed 4-bit codes, as GGML's Q4_0 does, into `panels` [P, bytes]."""
+        self._narrow(linear, panels.data_ptr(), torch.get_num_threads())
 
     def unpack(self, prepacked: Tensor, out: int) -> Tensor:
         """Convert a prepacked weight back to [out, in]."""

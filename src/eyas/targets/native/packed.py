@@ -53,8 +53,10 @@ class WeightFormat(IntEnum):
 
     @property
     def upper(self) -> tuple[tuple[int, int], ...]:
-        """Where the bits above the lowest four are, for each four of a block's inputs: which vector, and from which bit on
-        (`kernels/weight.h`); empty for codes of 4 and 8 bits."""
+        """Where the bits above the lowest four are, for each four of a block's inputs: in which vector, from which bit on.
+
+        Empty for codes of 4 and 8 bits (`kernels/weight.h`).
+        """
         if self.bits == 5:
             return tuple((0, (four + 4) % 8) for four in range(GROUP // 4))
         if self.bits == 6:

@@ -401,6 +401,37 @@ void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec
     }
 }
 
+// Quantize a panel of `in` inputs to SIGNED4, as GGML's Q4_0 does: the value with the greatest magnitude becomes -8.
+template <int64_t KIND>
+void narrow_panel(const char* panel, int64_t in, char* narrow) {
+    for (int64_t b = 0; b < blocks_of(in); b++) {
+        char* block = narrow + b * block_bytes(SIGNED4);
+        std::memset(block, 0, block_bytes(SIGNED4));
+        vec values[GROUP][PARTS];
+        for (int64_t i = 0; i < GROUP; i++) load_floats<KIND>(panel, b * GROUP + i, in, values[i]);
+        for (int part = 0; part < PARTS; part++) {
+            vec most = zero(), least = zero();
+            for (auto& value : values) most = larger(most, value[part]), least = smaller(least, value[part]);
+            float highest[LANES], lowest[LANES], value[LANES];
+            store(highest, most), store(lowest, least);
+            for (int lane = 0; lane < LANES; lane++) {
+                const float step = (highest[lane] > -lowest[lane] ? highest[lane] : lowest[lane]) / -8.0f;
+                const uint16_t half = _cvtss_sh(step, _MM_FROUND_TO_NEAREST_INT);
+                std::memcpy(block + 2 * (part * LANES + lane), &half, 2);
+                highest[lane] = half & 0x7fff ? 1 / _cvtsh_ss(half) : 0;
+            }
+            for (int64_t i = 0; i < GROUP; i++) {
+                store(value, add(nearest(mul(values[i][part], load(highest))), all(8.0f)));
+                char* codes = block + header_bytes(SIGNED4) + i % (GROUP / 2) / 4 * 4 * PANEL + i % 4;
+                for (int lane = 0; lane < LANES; lane++) {
+                    const int code = std::min(std::max(static_cast<int>(value[lane]), 0), 15);
+                    codes[4 * (part * LANES + lane)] |= static_cast<char>(i < GROUP / 2 ? code : code << 4);
+                }
+            }
+        }
+    }
+}
+
 // Row `output` of a packed weight as floats [in].
 template <int64_t KIND>
 void load_row(const char* weight, int64_t output, int64_t in, float* row) {

@@ -17,4 +17,9 @@ void unpack_panel(const Linear& linear, int64_t panel, char* unpacked) {
     with_kind(linear.kind, [&](auto kind) { unpack_panel<kind.value>(packed, linear.in, unpacked); });
 }
 
+void narrow_panel(const Linear& linear, int64_t panel, char* narrow) {
+    const char* packed = linear.weight + panel * panel_bytes(linear);
+    with_kind(linear.kind, [&](auto kind) { narrow_panel<kind.value>(packed, linear.in, narrow); });
+}
+
 }  // namespace eyas

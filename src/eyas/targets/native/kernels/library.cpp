@@ -102,6 +102,13 @@ int64_t eyas_pack_blocks(int64_t type, const uint8_t* const* rows, int64_t out, 
     return pack_blocks<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS>(type, rows, out, blocks, packed, threads);
 }
 
+// Quantize a packed weight to SIGNED4.
+void eyas_narrow(const Linear* linear, char* narrow, int64_t threads) {
+    Region(threads).share(panels(*linear), 1, [&](int64_t panel, int64_t) {
+        narrow_panel(*linear, panel, narrow + panel * panel_bytes(SIGNED4, linear->in));
+    });
+}
+
 // Unpack panels into a row-major weight [out, in].
 void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char* weight, int64_t threads) {
     const int64_t bytes = bytes_of(kind);

@@ -104,6 +104,7 @@ Tile integer_tile_of(int64_t tokens, int64_t panels) {
 
 Tile packed_tile_of(const Linear& linear, bool unpacked, int64_t tokens, int64_t panels);  // integers.cpp
 void unpack_panel(const Linear& linear, int64_t panel, char* unpacked);                    // integers.cpp
+void narrow_panel(const Linear& linear, int64_t panel, char* narrow);                      // integers.cpp
 
 inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.microkernels != AS_FLOATS; }
 
