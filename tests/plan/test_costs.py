@@ -114,6 +114,10 @@ def test_hours_follow_the_machine_and_the_work() -> None:
     training = Eagle3Plan(size, 3, WORK).training_hours(fast, 1)
     assert Eagle3Plan(size, 3, WORK._replace(epochs=3)).training_hours(fast, 1) == pytest.approx(3 * training)
     assert Eagle3Plan(size, 3, WORK._replace(unroll=3)).training_hours(fast, 1) < training
+    by_muon = Eagle3Plan(size, 3, WORK._replace(muon_tokens=1000)).training_hours(fast, 1)
+    fc, layer, _ = drafter_parameters(size, 3, WORK.draft_vocab)
+    updates = WORK.epochs * WORK.tokens / 1000
+    assert by_muon - training == pytest.approx(updates * 25 * size.hidden * (fc + layer) / 400e12 / 3600)
     assert plain_speed(size, fast) == pytest.approx(2000e9 / 2 / (size.body + size.head))
 
 

@@ -32,6 +32,13 @@ class Workload(NamedTuple):
     unroll: int = 7
     """Steps of the training-time test."""
     draft_vocab: int = 32000
+    muon_tokens: float | None = None
+    """Tokens between two updates by Muon; None = by AdamW, whose updates take hardly any time."""
+
+    @property
+    def muon_updates(self) -> float:
+        """Updates by Muon in all epochs."""
+        return 0.0 if self.muon_tokens is None else self.epochs * self.tokens / self.muon_tokens
 
     @property
     def tokens(self) -> int:

@@ -46,6 +46,10 @@ EFFICIENCIES = (0.53, 0.84)
 DRAFT_PASSES = 6
 """Drafter passes per round: five levels of a tree, and one pass over the accepted tokens."""
 
+MUON_OPERATIONS = 25
+"""Floating-point operations of an update by Muon, for each parameter of a matrix and unit of its smaller side: five
+times two products with it and one of small squares, which are 20 for a long matrix and 30 for a square one."""
+
 ACTIVATIONS = (50, 8, 5)
 """Bytes per row that the backward pass needs, for each unit of hidden size, of MLP width, and of query and key width:
 what autograd saves under bf16 autocast, counted."""
@@ -108,6 +112,15 @@ def _speedup(kind: str, draft_cost: float, passes: float, work: Workload) -> Spe
     return Speedup(low, high)
 
 
+def _hours(target: ModelSize, work: Workload, machine: Machine, devices: int, each: float, matrices: int) -> float:
+    """Hours of training with `each` floating-point operations for a token, which the devices share.
+
+    An update by Muon, of `matrices` parameters in layers, is computed whole by every device.
+    """
+    updates = work.muon_updates * MUON_OPERATIONS * target.hidden * matrices
+    return (work.epochs * work.tokens * each / devices + updates) / (machine.tflops * 1e12) / 3600
+
+
 def _kept_for_backward(target: ModelSize) -> int:
     """Bytes per row that the backward pass needs (`ACTIVATIONS`)."""
     by_hidden, by_intermediate, by_heads = ACTIVATIONS
@@ -144,7 +157,7 @@ class Eagle3Plan(NamedTuple):
         target, work, (fc, layer, head) = self.target, self.work, self._parameters
         step = 2 * (layer + head * work.answer_share) + 2 * target.query * work.length
         each = 3 * (2 * fc + work.unroll * step) + 2 * target.head * work.answer_share
-        return work.epochs * work.tokens * each / (machine.tflops * 1e12 * devices) / 3600
+        return _hours(target, work, machine, devices, each, fc + layer)
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, in bf16.
@@ -277,7 +290,7 @@ class BlockPlan(NamedTuple):
         guesses = blocks * found.guesses
         corrections = 2 * found.correction * found.candidates * guesses
         each = 3 * (context + slots + corrections) + 2 * target.head * (2 * guesses + answers)
-        return work.epochs * work.samples * each / (machine.tflops * 1e12 * devices) / 3600
+        return _hours(target, work, machine, devices, each / work.length, found.fc + found.layers)
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, counted as for EAGLE-3."""
@@ -342,7 +355,7 @@ class PEaglePlan(NamedTuple):
         row = 2 * layers + self.layers * 2 * target.query * work.length
         rows, guesses = 1 + work.answer_share * self._later, work.answer_share * (1 + self._later)
         each = 3 * (2 * fc + rows * row + 2 * head * guesses) + 2 * target.head * work.answer_share
-        return work.epochs * work.tokens * each / (machine.tflops * 1e12 * devices) / 3600
+        return _hours(target, work, machine, devices, each, fc + layers)
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, counted as for EAGLE-3."""

@@ -251,23 +251,34 @@ class Checked:
             epochs=self._epochs(chats.number * length),
             unroll=self.recipe.loss.unroll,
             draft_vocab=drafted or self.size.vocab,
+            muon_tokens=self._step_tokens(chats.number * length) if self.updates_by_muon else None,
         )
         measuring = Measuring(options.prompts, options.measured_tokens, options.repeats)
         validating = Validating(validation.prompts if validation.decode else 0, validation.max_tokens)
-        found = seconds_of_steps(self.size, work, len(self.taps), self.machine, measuring, validating)
+        width = self.recipe.shape.intermediate_size or self.size.intermediate
+        drafter = self.size._replace(intermediate=width)
+        found = seconds_of_steps(drafter, work, len(self.taps), self.machine, measuring, validating)
         if options.synthesize is not None:
             made_up = found["data regenerate"] - LOADING_SECONDS
             found["data synthesize"] = LOADING_SECONDS + made_up * options.synthesize / chats.number
         return found
 
+    @property
+    def updates_by_muon(self) -> bool:
+        """Whether training updates matrices by Muon."""
+        return self.recipe.loop.optimizer.kind != "adamw"
+
     def _epochs(self, tokens: int) -> float:
         """How often training passes over chats of so many tokens."""
-        from eyas.train.drafter.settings import MIN_BATCHES
+        loop = self.recipe.loop
+        return (loop.epochs or 0.0) if loop.steps is None else loop.steps * self._step_tokens(tokens) / tokens
 
-        loop, batch = self.recipe.loop, self.recipe.batch_tokens
-        if loop.steps is None:
-            return loop.epochs or 0.0
-        return loop.steps * loop.accumulate / (MIN_BATCHES if batch == "auto" else tokens / batch)
+    def _step_tokens(self, tokens: int) -> float:
+        """How many of the `tokens` of all chats a training step has, estimated."""
+        from eyas.train.drafter.settings import MIN_BATCHES, PADDED
+
+        batch = self.recipe.batch_tokens
+        return self.recipe.loop.accumulate * (tokens / MIN_BATCHES if batch == "auto" else batch) / PADDED
 
 
 def check(model: str, sources: list[str], options: StepOptions, folder: Path) -> Checked:

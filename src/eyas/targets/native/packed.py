@@ -53,7 +53,7 @@ class WeightFormat(IntEnum):
 
     @property
     def upper(self) -> tuple[tuple[int, int], ...]:
-        """Where the bits above the lowest four are, for each four of a block's inputs: in which vector, from which bit on.
+        """Where the bits above the lowest four are, for each four of a block's inputs: in which vector, from which bit.
 
         Empty for codes of 4 and 8 bits (`kernels/weight.h`).
         """
