@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from torch import nn
 
 from eyas.drafters.automatic import candidates, local_copy, published
 from eyas.drafters.base import Drafter
@@ -215,7 +216,7 @@ def _decoding(
         keep_fingerprint(network)
         with cached_panels(True, lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
-        if network.config.embedding != "own":  # which would be most of what is left
+        if not any(isinstance(part, nn.Embedding) for part in network.modules()):  # which would be most of what is left
             release_mapped_file(network)
         use_huge_pages()
     taps = network.config.taps_of(target.num_layers)

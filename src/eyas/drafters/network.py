@@ -75,6 +75,23 @@ class SharedParts:
     """What the head does to that layer's output; None = nothing."""
 
 
+class SharedEmbedding(nn.Module):
+    """The target's embedding in place of an equal one of the drafter's own. Not saved, moved or trained with it."""
+
+    def __init__(self, table: Tensor | PackedLinear) -> None:
+        super().__init__()
+        self._kept = (table,)  # neither a parameter nor a child module
+
+    @property
+    def table(self) -> Tensor | PackedLinear:
+        """The embedding [V, H]."""
+        return self._kept[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The embeddings [..., H] of tokens [...]."""
+        return looked_up(self.table, tokens)
+
+
 class DraftNetwork(nn.Module):
     """Base of all kinds: the vocabulary map, and an embedding and a head that are its own or the target's."""
 
@@ -87,7 +104,7 @@ class DraftNetwork(nn.Module):
         self.config = config
         self._shared: SharedParts | None = None
         if config.embedding == "own":
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens: nn.Embedding | SharedEmbedding = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.head == "own":
             self.make_heads()
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -157,31 +174,25 @@ class DraftNetwork(nn.Module):
                     f"there is no {part}, and the target's is {' x '.join(map(str, shape))} where the drafter "
                     f"needs {need[0]} x {need[1]}: use the target it was trained for"
                 )
-        whole = self.config.head == "own" or self.config.draft_vocab_size == self.config.vocab_size
-        rows = model.get_output_embeddings() if whole else target.head_rows(self.target_ids)
+        full = self.config.draft_vocab_size == self.config.vocab_size
+        rows = model.get_output_embeddings() if full else target.head_rows(self.target_ids)
         finish = None if target.head_is_linear else target.finish
         self._shared = SharedParts(table, partial(target.head, rows=rows), rows, finish)
 
-    def share_equal_embedding(self, target: EmbeddingAndHead) -> bool:
-        """Use the target's embedding instead of an own one with the same values, a copy that may take a gigabyte.
-
-        Returns whether it did.
-        """
+    def share_equal_embedding(self, target: EmbeddingAndHead) -> None:
+        """Use the target's embedding instead of an own one with the same values, a copy that may take a gigabyte."""
         if self.config.embedding != "own":
-            return False
-        own = self.embed_tokens.weight.detach()
+            return
+        own = matrix_of(self.embed_tokens)
         table = matrix_of(target.model.get_input_embeddings())
-        if table.shape != own.shape:
-            return False
+        if not isinstance(own, Tensor) or table.shape != own.shape:
+            return
         for first in range(0, len(own), _COMPARED):
             rows = own[first : first + _COMPARED]
             ids = torch.arange(first, first + len(rows), device=target.device)
             if not torch.equal(looked_up(table, ids).to(own.device, own.dtype), rows):
-                return False
-        del self.embed_tokens
-        self.config = self.config.model_copy(update={"embedding": "shared"})
-        self.borrow(target)
-        return True
+                return
+        self.embed_tokens = SharedEmbedding(table)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The drafter states [B, S, H] from target taps [B, S, A, Ht]; never applied to states that are fed back."""
@@ -211,7 +222,7 @@ class DraftNetwork(nn.Module):
         """The embeddings [B, S, H] of target tokens [B, S]."""
         if self.config.embedding == "own":
             out: Tensor = self.embed_tokens(tokens)
-            return out
+            return out.to(self.dtype)
         return looked_up(self.shared_parts().embedding, tokens).to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
@@ -276,9 +287,11 @@ def described(
             size, anchored, whole_draft = window
             layers[index] = replace(layers[index], window=size, anchored=anchored, whole_draft=whole_draft)
     shared = None if config.embedding == config.head == "own" else network.shared_parts()
-    embedding = (
-        network.embed_tokens.weight.detach() if config.embedding == "own" or shared is None else shared.embedding
-    )
+    if config.embedding == "own" or shared is None:
+        own = network.embed_tokens
+        embedding = own.table if isinstance(own, SharedEmbedding) else matrix_of(own)
+    else:
+        embedding = shared.embedding
     head = network.lm_head if config.head == "own" or shared is None else shared.linear
     finish = None if config.head == "own" or shared is None else shared.finish
     form = form._replace(activation=activation_of(layers[0].mlp.act), finish=finish)

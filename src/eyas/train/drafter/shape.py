@@ -359,6 +359,7 @@ def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tens
     network = shape.definition.network(config)
     set_vocabulary(network, draft_ids)
     if config.embedding == "own":
+        assert isinstance(network.embed_tokens, nn.Embedding)  # which nobody has replaced by the target's
         _start(network.embed_tokens, target.model.get_input_embeddings().weight, same_width, shape.train_embedding)
     for head in network.heads:
         rows = target.model.get_output_embeddings().weight[draft_ids.to(target.device)]

@@ -196,6 +196,13 @@ class WithoutSubnormals {
     unsigned before_;
 };
 
+// This thread's memory for unpacked panels.
+inline char* room_for_unpacked(int64_t bytes) {
+    thread_local std::vector<char> room;
+    if (static_cast<int64_t>(room.size()) < bytes) room.resize(bytes);
+    return room.data();
+}
+
 // Add the bias to sums, and round them as the model does.
 inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[PARTS]) {
     float tail[PANEL];
@@ -225,15 +232,14 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     const int64_t stride = groups > 1 ? at_once : stop - first;
     const bool unpacks = groups > 1 && is_coded(linear) && code_bits(linear.kind) < 8;
     const int64_t unpacked_bytes = unpacks ? panel_bytes(linear.kind | IN_BYTES, linear.in) : 0;
-    thread_local std::vector<char> unpacked;
-    if (static_cast<int64_t>(unpacked.size()) < stride * unpacked_bytes) unpacked.resize(stride * unpacked_bytes);
+    char* const unpacked = room_for_unpacked(stride * unpacked_bytes);
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
     const TilesInUse registers(tiled && linear.microkernels == TILES);
     for (; first < stop; first += stride) {
         if (unpacks)
             for (int64_t panel = first; panel < std::min(first + stride, stop); panel++)
-                unpack_panel(linear, panel, unpacked.data() + (panel - first) * unpacked_bytes);
+                unpack_panel(linear, panel, unpacked + (panel - first) * unpacked_bytes);
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;
             const int64_t count = total * (index + 1) / groups - token;
@@ -253,7 +259,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
                 if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0, bytes};
                 const char* weight = linear.weight + panel * bytes;
                 if (unpacks) {
-                    const char* own = unpacked.data() + (panel - first) * unpacked_bytes;
+                    const char* own = unpacked + (panel - first) * unpacked_bytes;
                     fetch.distance += weight - own;  // the packed panels
                     weight = own;
                 }
