@@ -37,6 +37,7 @@ from eyas.targets.native.decoder import DecoderDescription, DecoderForm, Heads, 
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.library import PANEL
 from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.packed import PIECE
 from eyas.targets.native.packed_linears import PackedLinear, matrix_of
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.slots import KVShape, SlotCache
@@ -187,8 +188,8 @@ class DraftNetwork(nn.Module):
         table = matrix_of(target.model.get_input_embeddings())
         if not isinstance(own, Tensor) or table.shape != own.shape:
             return
-        for first in range(0, len(own), _COMPARED):
-            rows = own[first : first + _COMPARED]
+        for first in range(0, len(own), PIECE):  # a different one is mostly found in the first piece
+            rows = own[first : first + PIECE]
             ids = torch.arange(first, first + len(rows), device=target.device)
             if not torch.equal(looked_up(table, ids).to(own.device, own.dtype), rows):
                 return
@@ -235,10 +236,6 @@ class DraftNetwork(nn.Module):
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
-
-
-_COMPARED = 4096
-"""Rows of embeddings that are compared at a time: a different one is found early, and little memory is taken."""
 
 
 def looked_up(table: Tensor | PackedLinear, tokens: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 import eyas
 from eyas.drafters.hybrid import HybridDrafter
-from eyas.drafters.small_lm.drafter import SmallLmDrafter
+from eyas.drafters.small_lm.drafter import SmallLmDrafter, load_small_lm
 from eyas.errors import UsageError
 from eyas.targets import load_target
 from eyas.targets.native.library import kernels
+from eyas.targets.native.packed import WeightFormat
 from eyas.targets.parameters import weight_formats
 
 from ... import gguf_models, tiny
@@ -56,6 +58,20 @@ def test_its_weights_stay_packed_whatever_the_target_is_computed_in(gguf_file: P
     assert isinstance(drafter, SmallLmDrafter)
     assert drafter.model.native is not None
     assert weight_formats(drafter.model.model) == weight_formats(load_target(small, dtype="auto").model) is not None
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
+def test_its_head_is_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "small.Q8_0.gguf"
+    gguf_models.write_llama(path, "Q8_0", num_hidden_layers=2)
+    target = load_target(gguf_file, dtype="auto")
+    whole, drafting = load_target(path, dtype="auto").model, load_small_lm(path, target).model.model
+    assert whole.get_output_embeddings().kind == WeightFormat.SIGNED8
+    assert drafting.get_output_embeddings().kind == WeightFormat.SIGNED4
+    tokens = torch.arange(9)
+    assert torch.equal(drafting.get_input_embeddings()(tokens), whole.get_input_embeddings()(tokens))
+    plain = answers(eyas.load(gguf_file, dtype="auto"))
+    assert answers(eyas.load(gguf_file, path, tree="chain:3", dtype="auto")) == plain
 
 
 def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:

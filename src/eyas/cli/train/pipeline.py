@@ -244,6 +244,7 @@ class Checked:
         length = chats.length - half + answer
         if drafted == "auto":
             drafted = distinct_tokens(chats.number * answer, self.size.vocab)
+        by_muon = self.recipe.loop.optimizer.kind != "adamw"
         work = Workload(
             chats.number,
             length,
@@ -251,7 +252,7 @@ class Checked:
             epochs=self._epochs(chats.number * length),
             unroll=self.recipe.loss.unroll,
             draft_vocab=drafted or self.size.vocab,
-            muon_tokens=self._step_tokens(chats.number * length) if self.updates_by_muon else None,
+            muon_tokens=self._step_tokens(chats.number * length) if by_muon else None,
         )
         measuring = Measuring(options.prompts, options.measured_tokens, options.repeats)
         validating = Validating(validation.prompts if validation.decode else 0, validation.max_tokens)
@@ -262,11 +263,6 @@ class Checked:
             made_up = found["data regenerate"] - LOADING_SECONDS
             found["data synthesize"] = LOADING_SECONDS + made_up * options.synthesize / chats.number
         return found
-
-    @property
-    def updates_by_muon(self) -> bool:
-        """Whether training updates matrices by Muon."""
-        return self.recipe.loop.optimizer.kind != "adamw"
 
     def _epochs(self, tokens: int) -> float:
         """How often training passes over chats of so many tokens."""

@@ -208,7 +208,7 @@ class Weights(NamedTuple):
 
 
 PIECE = 2048
-"""Outputs, in whole panels, that are packed at a time, so that intermediate tensors take little memory."""
+"""Outputs, in whole panels, that are packed or compared at a time, so that intermediate tensors take little memory."""
 
 
 def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:

@@ -412,16 +412,16 @@ void narrow_panel(const char* panel, int64_t in, char* narrow) {
         for (int part = 0; part < PARTS; part++) {
             vec most = zero(), least = zero();
             for (auto& value : values) most = larger(most, value[part]), least = smaller(least, value[part]);
-            float highest[LANES], lowest[LANES], value[LANES];
+            float highest[LANES], lowest[LANES], inverse[LANES], value[LANES];
             store(highest, most), store(lowest, least);
             for (int lane = 0; lane < LANES; lane++) {
                 const float step = (highest[lane] > -lowest[lane] ? highest[lane] : lowest[lane]) / -8.0f;
                 const uint16_t half = _cvtss_sh(step, _MM_FROUND_TO_NEAREST_INT);
                 std::memcpy(block + 2 * (part * LANES + lane), &half, 2);
-                highest[lane] = half & 0x7fff ? 1 / _cvtsh_ss(half) : 0;
+                inverse[lane] = half & 0x7fff ? 1 / _cvtsh_ss(half) : 0;
             }
             for (int64_t i = 0; i < GROUP; i++) {
-                store(value, add(nearest(mul(values[i][part], load(highest))), all(8.0f)));
+                store(value, add(nearest(mul(values[i][part], load(inverse))), all(8.0f)));
                 char* codes = block + header_bytes(SIGNED4) + i % (GROUP / 2) / 4 * 4 * PANEL + i % 4;
                 for (int lane = 0; lane < LANES; lane++) {
                     const int code = std::min(std::max(static_cast<int>(value[lane]), 0), 15);

@@ -232,7 +232,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     const int64_t stride = groups > 1 ? at_once : stop - first;
     const bool unpacks = groups > 1 && is_coded(linear) && code_bits(linear.kind) < 8;
     const int64_t unpacked_bytes = unpacks ? panel_bytes(linear.kind | IN_BYTES, linear.in) : 0;
-    char* const unpacked = room_for_unpacked(stride * unpacked_bytes);
+    char* const unpacked = unpacks ? room_for_unpacked(stride * unpacked_bytes) : nullptr;
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
     const TilesInUse registers(tiled && linear.microkernels == TILES);
