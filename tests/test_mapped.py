@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.runtime import keep_freed_memory, mapped_copy, mapped_zeros
+from eyas.runtime import WeightMemory, keep_freed_memory, mapped_copy, mapped_zeros
 
 CPU = torch.device("cpu")
 
@@ -69,3 +69,33 @@ def test_too_many_mappings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("eyas.runtime.mmap.mmap", refuse)
     assert not mapped_zeros((1 << 20,), torch.float32, CPU).any()
+    memory = WeightMemory()
+    for _ in range(2):
+        assert not memory.zeros((1 << 20,), torch.float32, CPU).any()
+
+
+def test_weights_lie_side_by_side_and_apart() -> None:
+    memory = WeightMemory()
+    sizes = [(3, 5), (0, 4), (7, 1001), (1 << 25,), (5, 2)]  # the fourth is larger than a mapping
+    made = [memory.zeros(size, dtype, CPU) for size in sizes for dtype in (torch.uint8, torch.float32)]
+    assert not any(weight.any() for weight in made)
+    for n, weight in enumerate(made):
+        weight.fill_(n)
+    assert [weight.shape for weight in made[::2]] == sizes
+    assert all((weight == n).all() for n, weight in enumerate(made))
+    assert all(weight.data_ptr() % WeightMemory.ALIGNMENT == 0 for weight in made if weight.numel())
+    one, other = made[:2]
+    assert other.data_ptr() - one.data_ptr() == WeightMemory.ALIGNMENT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_weights_goes_back_when_all_of_a_mapping_are_freed() -> None:
+    memory = WeightMemory()
+    before = resident()
+    weights = [memory.zeros((10 << 20,), torch.uint8, CPU).fill_(1) for _ in range(24)]  # six to a mapping
+    assert resident() - before > 200
+    del weights[1:18]
+    assert weights[0].all()
+    assert 100 < resident() - before < 140  # the first mapping, the last one, and their pages' ends
+    del weights
+    assert resident() - before < 70  # the next weight may go into the last one

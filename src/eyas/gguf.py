@@ -237,13 +237,16 @@ class Gguf:
 
     def _skipped_texts(self, count: int) -> SkippedArray:
         """Skip `count` strings without decoding them: a tokenizer has a hundred thousand."""
-        start = self._at
+        start = at = self._at
         length = struct.Struct("<Q").unpack_from
-        last = len(self._data) - 8
+        data = self._data
+        last = len(data) - 8
         for _ in range(count):
-            if self._at > last:
+            if at > last:
+                self._at = at
                 raise self._bad("it ends in the middle: is it complete?")
-            self._at += 8 + length(self._data, self._at)[0]
+            at += 8 + length(data, at)[0]
+        self._at = at
         self._take(0)  # the last string must end inside the file, too
         return SkippedArray(count, _TEXT, start)
 

@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial, wraps
+from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import ParamSpec, Self
@@ -96,9 +97,9 @@ def use_huge_pages() -> bool:
     """Move what is allocated now into huge pages, so that weights are read at full memory bandwidth.
 
     Decoding reads all weights in every pass. With 4 KiB pages the processor keeps translating addresses and stops
-    prefetching at the end of each page; how much that costs varies from run to run. Call it after loading weights: it
-    copies memory at 2 seconds per GiB, but doesn't copy again what was moved before. Returns False if none of it could
-    be moved (only Linux 6.1 and later can).
+    prefetching at the end of each page; how much that costs varies from run to run. Call it after loading weights that
+    others have allocated (`WeightMemory` has huge pages from the start): it copies memory at 2 seconds per GiB, but
+    doesn't copy again what was moved before. Returns False if none of it could be moved (only Linux 6.1 and later can).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -148,17 +149,65 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
     import torch
 
     nbytes = math.prod(size) * dtype.itemsize
-    plain = partial(torch.zeros, tuple(size), dtype=dtype, device=device)
-    if device.type != "cpu" or nbytes < _MIN_MAPPED:
-        return plain()
+    pages = _mapping(nbytes, huge) if device.type == "cpu" and nbytes >= _MIN_MAPPED else None
+    if pages is None:
+        return torch.zeros(tuple(size), dtype=dtype, device=device)
+    return torch.frombuffer(pages, dtype=dtype).view(*size)
+
+
+def _mapping(nbytes: int, huge: bool) -> mmap.mmap | None:
+    """New zeroed memory; None if there is none, which the allocator will report, or too many mappings."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
         pages = mmap.mmap(-1, nbytes, **private)
-    except OSError:  # no memory, which the allocator will report, or too many mappings
-        return plain()
+    except OSError:
+        return None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(*size)
+    return pages
+
+
+class WeightMemory:
+    """Memory for weights that are read in every pass: side by side, in huge pages from the start.
+
+    A mapping of its own for each weight would end in small pages, at 1 MiB a weight. Here weights share mappings, which
+    go back to the system when all weights in them are freed. Threads may share it.
+    """
+
+    CHUNK = 64 * 2**20
+    """Bytes of a mapping, unless a weight is larger. What no weight was written to takes no memory."""
+    ALIGNMENT = 64
+    """Bytes of a cache line, which is also a vector register of AVX-512."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pages: mmap.mmap | None = None
+        self._used = 0
+
+    def zeros(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`torch.zeros`; RuntimeError if there is no memory."""
+        import torch
+
+        count = math.prod(size)
+        nbytes = count * dtype.itemsize
+        pages, offset = self._room(nbytes) if device.type == "cpu" and nbytes else (None, 0)
+        if pages is None:
+            return torch.zeros(tuple(size), dtype=dtype, device=device)
+        return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(*size)
+
+    def _room(self, nbytes: int) -> tuple[mmap.mmap | None, int]:
+        """A mapping with room for so many bytes, if there can be one, and where in it they begin."""
+        with self._lock:
+            if self._pages is None or self._used + nbytes > len(self._pages):
+                self._pages = _mapping(max(self.CHUNK, nbytes + -nbytes % _HUGE_PAGE), huge=True)
+                self._used = 0
+            first = self._used
+            self._used += nbytes + -nbytes % self.ALIGNMENT
+            return self._pages, first
+
+
+WEIGHTS = WeightMemory()
+"""Where this process's weights are."""
 
 
 def mapped_copy(tensor: Tensor) -> Tensor:
@@ -176,7 +225,7 @@ def release_mapped_file(model: nn.Module) -> None:
 
     for tensor in (*model.parameters(), *model.buffers()):
         if type(tensor.data) is Tensor:  # not a library's quantized tensor
-            tensor.data = mapped_copy(tensor.data)
+            tensor.data = WEIGHTS.zeros(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 def discard(tensor: Tensor) -> None:

@@ -218,7 +218,8 @@ def _decoding(
             prepack_linears(network, layout)
         if not any(isinstance(part, nn.Embedding) for part in network.modules()):  # which would be most of what is left
             release_mapped_file(network)
-        use_huge_pages()
+        if not issubclass(layout, NativeLinear):  # whose weights are there already
+            use_huge_pages()
     taps = network.config.taps_of(target.num_layers)
     return drafter_of(
         network, taps, chosen, target.record, kernels=target.decoder is not None and target.native is None

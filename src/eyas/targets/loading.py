@@ -153,7 +153,7 @@ def load_target(
                 decoder = _for_triton(loaded, quantize)
             elif packing:
                 decoder = _prepack(loaded, torch_device, chosen, attention, quantize)
-        if on_cpu:
+        if on_cpu and decoder is None:  # the native kernels' weights are there already
             use_huge_pages()
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None

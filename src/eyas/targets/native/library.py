@@ -25,7 +25,7 @@ from torch import Tensor
 from eyas.cache.folder import made_in_cache
 from eyas.files import writing_path
 from eyas.machine import processor_flags, processor_model
-from eyas.runtime import LOADING, mapped_zeros
+from eyas.runtime import LOADING, WEIGHTS
 from eyas.targets.native.abi import check_sizes, constant, described
 from eyas.targets.native.builds import NATIVE_FLAGS, compile_library, compiler, is_whole, prebuilt, sources_hash
 
@@ -203,7 +203,7 @@ class Kernels:
     def pack(self, weight: Tensor) -> Tensor:
         """Convert a weight [out, in] to panels of 16 outputs, [panels, in, 16], in its own dtype."""
         weight = weight.detach().contiguous()
-        prepacked = mapped_zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
+        prepacked = WEIGHTS.zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
         self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr(), torch.get_num_threads())
         return prepacked
 

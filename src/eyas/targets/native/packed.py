@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.runtime import mapped_zeros
+from eyas.runtime import WEIGHTS
 from eyas.targets.native.abi import constant
 from eyas.targets.native.library import PANEL, kernels
 
@@ -219,7 +219,7 @@ def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat
         panels = piece.panels()
         kind = piece.kind
         if not first:
-            made = mapped_zeros((-(-out // PANEL), panels.shape[1]), torch.uint8, panels.device)
+            made = WEIGHTS.zeros((-(-out // PANEL), panels.shape[1]), torch.uint8, panels.device)
         made[first : first + len(panels)] = panels
         first += len(panels)
     return kind, made
@@ -232,7 +232,7 @@ def panels_of_rows(ggml_type: int, kind: WeightFormat, addresses: Tensor, blocks
     """
     library = kernels()
     assert library is not None  # without kernels nothing stays packed
-    made = mapped_zeros((-(-len(addresses) // PANEL), kind.panel_bytes(blocks)), torch.uint8, addresses.device)
+    made = WEIGHTS.zeros((-(-len(addresses) // PANEL), kind.panel_bytes(blocks)), torch.uint8, addresses.device)
     library.pack_blocks(ggml_type, addresses, blocks, made)
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eyas.runtime import mapped_zeros
+from eyas.runtime import WEIGHTS
 from eyas.targets.linears import SAMPLED
 from eyas.targets.native.library import PANEL, Microkernel, loaded_kernels
 from eyas.targets.native.linears import NativeLinear
@@ -128,7 +128,7 @@ class PackedLinear(NativeLinear):
         """A layer with this weight in 4-bit codes, by GGML's Q4_0: fast to make, but with larger errors than `int4`."""
         kind = WeightFormat.SIGNED4
         shape = (len(self._prepacked), kind.panel_bytes(-(-self.in_features // GROUP)))
-        panels = mapped_zeros(shape, torch.uint8, self._prepacked.device)
+        panels = WEIGHTS.zeros(shape, torch.uint8, self._prepacked.device)
         loaded_kernels().narrow(self.struct(0, self.out_features, 0), panels)
         return self.of_panels(kind, panels, "Q4_0", self._dtype, self.stacked or self.shape, self.bias)
 
