@@ -1,8 +1,8 @@
-"""What people would use instead: eyas and llama.cpp on the same file and prompts, in turns, answers compared.
+"""What people would use instead: eyas, llama.cpp and OpenVINO on the same file and prompts, in turns, answers compared.
 
     python -m benchmarks.serving.side_by_side FILE.gguf --prompts EVAL/humaneval.jsonl EVAL/edits.jsonl
-        EVAL/mt_bench.jsonl --llama LLAMA_SERVER [--small SMALL.gguf] [--drafter DRAFTER] [--sides SIDE ...]
-        [--clients 1 4] [--count 4] [--tokens 256] [--output FILE.json] [--json]
+        EVAL/mt_bench.jsonl --llama LLAMA_SERVER [--openvino PYTHON] [--small SMALL.gguf] [--drafter DRAFTER]
+        [--sides SIDE ...] [--clients 1 4] [--count 4] [--tokens 256] [--output FILE.json] [--json]
 
 A side is a server of its own:
 
@@ -13,6 +13,8 @@ A side is a server of its own:
   llama                      llama.cpp without speculation
   llama+small                llama.cpp with SMALL.gguf as draft model
   llama+ngram-mod, ...       llama.cpp with this kind of speculation
+  openvino                   OpenVINO GenAI, in the environment of PYTHON (`inside/openvino_server.py`)
+  openvino+lookup            the same with prompt lookup; it reads no GGUF file as draft model
 
 A side of eyas may end with a tree instead of `auto`: `suffix@chain:8`. In a turn, every side greedily answers the same
 prompts, as many at once as there are clients; no server sees a prompt twice. Columns:
@@ -51,6 +53,7 @@ from eyas.files import write_json
 from eyas.types import SamplingParams
 
 LLAMA_KINDS = ("ngram-simple", "ngram-map-k", "ngram-mod")
+OPENVINO = Path(__file__).parent / "inside" / "openvino_server.py"
 CONTEXT = 8192
 """Tokens of a slot."""
 
@@ -62,6 +65,7 @@ class Models(NamedTuple):
     small: Path | None
     drafter: str | None
     llama: Path | None
+    openvino: Path | None = None
 
     def sides(self) -> list[str]:
         """All sides that these make possible."""
@@ -73,6 +77,7 @@ class Models(NamedTuple):
             *(("llama",) if self.llama is not None else ()),
             *(("llama+small",) if self.llama is not None and self.small is not None else ()),
             *(f"llama+{kind}" for kind in LLAMA_KINDS if self.llama is not None),
+            *(("openvino", "openvino+lookup") if self.openvino is not None else ()),
         ]
 
     def command(self, side: str, slots: int) -> list[str]:
@@ -81,6 +86,10 @@ class Models(NamedTuple):
         kind, _, lookup = name.partition("+")
         if kind == "llama":
             return self._llama(side, lookup, slots)
+        if kind == "openvino":
+            if self.openvino is None:
+                raise UsageError(f"--sides {side} needs --openvino")
+            return [str(self.openvino), str(OPENVINO), str(self.file), *(["--lookup"] if lookup else [])]
         drafting: list[str] = []
         if kind in ("small", "drafter"):
             source = self.small if kind == "small" else self.drafter
@@ -222,7 +231,7 @@ def _median(values: Iterator[float | None]) -> float | None:
 
 def all_equal(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether every answer of every side of eyas is plain decoding's."""
-    ours = [row["equal"].split("/") for row in rows if not row["side"].startswith("llama")]
+    ours = [row["equal"].split("/") for row in rows if not row["side"].startswith(("llama", "openvino"))]
     return all(equal == count for equal, count in ours)
 
 
@@ -234,6 +243,7 @@ def main(
     small: Annotated[Path | None, "a small language model of the same family, a GGUF file"] = None,
     drafter: Annotated[str | None, "a trained drafter: a folder, GGUF file or name"] = None,
     llama: Annotated[Path | None, "llama.cpp's server"] = None,
+    openvino: Annotated[Path | None, "a Python that has openvino-genai"] = None,
     sides: Annotated[Sequence[str], "default: all that are possible"] = (),
     clients: Annotated[Sequence[int], "requests at once"] = (1,),
     count: Annotated[int, "prompts of each set and number of clients"] = 4,
@@ -242,7 +252,7 @@ def main(
     json: Annotated[bool, "print JSON instead of a table"] = False,
 ) -> int:
     """Measure the turns that aren't kept yet, and print all of them."""
-    models = Models(file, small, drafter, llama)
+    models = Models(file, small, drafter, llama, openvino)
     names = list(dict.fromkeys(("plain", *(sides or models.sides()))))
     settings = {
         "models": [None if path is None else str(path) for path in models[:3]], "tokens": tokens, "count": count,

@@ -152,7 +152,7 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
     pages = _mapping(nbytes, huge) if device.type == "cpu" and nbytes >= _MIN_MAPPED else None
     if pages is None:
         return torch.zeros(tuple(size), dtype=dtype, device=device)
-    return torch.frombuffer(pages, dtype=dtype).view(*size)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(size))
 
 
 def _mapping(nbytes: int, huge: bool) -> mmap.mmap | None:
@@ -193,7 +193,7 @@ class WeightMemory:
         pages, offset = self._room(nbytes) if device.type == "cpu" and nbytes else (None, 0)
         if pages is None:
             return torch.zeros(tuple(size), dtype=dtype, device=device)
-        return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(*size)
+        return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(tuple(size))
 
     def _room(self, nbytes: int) -> tuple[mmap.mmap | None, int]:
         """A mapping with room for so many bytes, if there can be one, and where in it they begin."""

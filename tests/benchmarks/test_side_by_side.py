@@ -73,6 +73,11 @@ def test_sides_become_servers() -> None:
     assert "--spec-type draft-simple -md s.gguf" in words["llama+small"]
     with pytest.raises(UsageError, match="needs --drafter"):
         MODELS.command("drafter", 1)
+    with pytest.raises(UsageError, match="needs --openvino"):
+        MODELS.command("openvino", 1)
+    others = MODELS._replace(openvino=Path("python"))
+    assert others.sides()[-2:] == ["openvino", "openvino+lookup"]
+    assert [others.command(side, 4)[2:] for side in others.sides()[-2:]] == [["t.gguf"], ["t.gguf", "--lookup"]]
 
 
 def test_a_stopped_run_goes_on(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
