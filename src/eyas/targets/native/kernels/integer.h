@@ -215,10 +215,6 @@ constexpr int together_in_integers(int tokens) {
     return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
-// Where tokens are in several groups, all but the first find a panel in the caches. Loads of inputs are then the bottleneck,
-// so a group of up to six tokens shares each load between two panels, whose sums fit into the registers.
-constexpr int MAX_SHARED = LANES == 16 ? 6 : 0, MIN_SHARED = 9;
-
 // Scales and minimum weights of 16 outputs, vector `part`, in block b of a panel; `half`: of its first or second 16 inputs.
 template <int64_t KIND>
 inline vec scale_of(const char* panel, const char* block, int64_t b, int part, int half = 0) {

@@ -91,15 +91,20 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 
 Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // floats.cpp
 
-// Tokens that are multiplied by a packed weight together; more are in several groups, of up to `MAX_GROUPED`.
-constexpr int MAX_CODED = MAX_SHARED ? MIN_SHARED - 1 : MAX_TILE_TOKENS, MAX_GROUPED = MAX_SHARED ? MAX_SHARED : MAX_TILE_TOKENS;
+// More than `MAX_CODED` tokens are multiplied by a packed weight in several groups. All but the first find a panel in the caches,
+// and loads of inputs are then the bottleneck, so the tokens of a group share each load between two panels (not with AVX2, which
+// has too few registers for their sums). From `MIN_UNPACKED` tokens on it pays to unpack the codes of a panel once for all groups,
+// which then are smaller: with bytes, a tile of eight tokens loses to one of six.
+constexpr bool SHARES = LANES == 16;
+constexpr int MAX_CODED = SHARES ? 8 : MAX_TILE_TOKENS;
+constexpr int MIN_UNPACKED = SHARES ? 33 : MAX_CODED + 1, MAX_UNPACKED = SHARES ? 6 : MAX_TILE_TOKENS;
 
 // The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
-template <int64_t KIND, int T = KIND < IN_BYTES ? MAX_CODED : MAX_GROUPED>
+template <int64_t KIND, int T = KIND < IN_BYTES ? MAX_CODED : MAX_UNPACKED>
 Tile integer_tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
         if (tokens < T) return integer_tile_of<KIND, T - 1>(tokens, panels);
-    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, T <= MAX_SHARED ? 2 : together_in_integers(T)>;
+    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, SHARES ? 2 : together_in_integers(T)>;
 }
 
 Tile packed_tile_of(const Linear& linear, bool unpacked, int64_t tokens, int64_t panels);  // integers.cpp
@@ -108,21 +113,22 @@ void narrow_panel(const Linear& linear, int64_t panel, char* narrow);           
 
 inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.microkernels != AS_FLOATS; }
 
-// Whether this many tokens go through two panels of a packed weight at a time, in groups of up to `MAX_SHARED`.
-inline bool is_shared(const Linear& linear, int64_t tokens) {
-    return is_coded(linear) && MAX_SHARED && tokens >= MIN_SHARED;
-}
-
 // The number of panels that a group of `tokens` tokens, of `total` in all, is multiplied by together.
 inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens, int64_t total) {
     if (tiled) return TILE_PANELS;
     if (!is_packed(linear.kind)) return together(static_cast<int>(tokens));
-    if (is_shared(linear, total)) return 2;
-    return is_coded(linear) ? together_in_integers(static_cast<int>(tokens)) : 1;
+    if (!is_coded(linear)) return 1;
+    return SHARES && total > MAX_CODED ? 2 : together_in_integers(static_cast<int>(tokens));
 }
 
 // The number of groups, of nearly equal size, that tokens are processed in.
 inline int64_t groups_of(int64_t tokens, int64_t most = MAX_TILE_TOKENS) { return (tokens + most - 1) / most; }
+
+// The most tokens of a group, of `total` in all.
+inline int64_t most_together(const Linear& linear, bool tiled, int64_t total) {
+    if (tiled) return TILE_TOKENS;
+    return !is_coded(linear) ? MAX_TILE_TOKENS : total < MIN_UNPACKED ? MAX_CODED : MAX_UNPACKED;
+}
 
 inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.microkernels >= TILES; }
 
@@ -227,10 +233,10 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     }
     const bool tiled = tokens.pairs && is_tiled(linear);
     const int64_t row = row_bytes(linear), bytes = panel_bytes(linear), total = tokens.count;
-    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MAX_SHARED : MAX_TILE_TOKENS);
+    const int64_t groups = groups_of(total, most_together(linear, tiled, total));
     const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // for the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
-    const bool unpacks = groups > 1 && is_coded(linear) && code_bits(linear.kind) < 8;
+    const bool unpacks = total >= MIN_UNPACKED && is_coded(linear) && code_bits(linear.kind) < 8;
     const int64_t unpacked_bytes = unpacks ? panel_bytes(linear.kind | IN_BYTES, linear.in) : 0;
     char* const unpacked = unpacks ? room_for_unpacked(stride * unpacked_bytes) : nullptr;
     vec sums[TILE_TOKENS * TILE_PANELS];
