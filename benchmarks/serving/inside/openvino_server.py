@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from queue import Queue
 from typing import Any
 
 import openvino_genai as genai
@@ -37,18 +38,25 @@ class Engine:
         self._pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
         self.tokenizer = self._pipeline.get_tokenizer()
         self._drafted = drafted if lookup else 0
-        self._count = 0
-        self._changed = threading.Condition()
+        self._waiting: Queue[tuple[str, Any, Queue[tuple[list[int], bool]]]] = Queue()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
+        """Steps of the pipeline, which only this thread uses."""
+        running: list[tuple[Any, Queue[tuple[list[int], bool]]]] = []
+        numbers = count()
         while True:
-            with self._changed:
-                while not self._pipeline.has_non_finished_requests():
-                    self._changed.wait()
-                self._pipeline.step()
-                self._changed.notify_all()
-            time.sleep(0)  # let requests in
+            while not running or not self._waiting.empty():
+                prompt, config, answer = self._waiting.get()
+                running.append((self._pipeline.add_request(next(numbers), prompt, config), answer))
+            self._pipeline.step()
+            for handle, answer in tuple(running):
+                if handle.can_read():
+                    (output,) = handle.read().values()
+                    ended = output.finish_reason != genai.GenerationFinishReason.NONE
+                    answer.put((list(output.generated_ids), ended))
+                    if ended:
+                        running.remove((handle, answer))
 
     def tokens(self, messages: list[dict[str, str]], most: int) -> Iterator[list[int]]:
         """The tokens of a greedy answer, as steps bring them."""
@@ -60,19 +68,12 @@ class Engine:
         if self._drafted:
             config.num_assistant_tokens = self._drafted
             config.max_ngram_size = NGRAM
-        prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        with self._changed:
-            handle = self._pipeline.add_request(self._count, prompt, config)
-            self._count += 1
-            self._changed.notify_all()
+        answer: Queue[tuple[list[int], bool]] = Queue()
+        self._waiting.put((self.tokenizer.apply_chat_template(messages, add_generation_prompt=True), config, answer))
         ended = False
         while not ended:
-            with self._changed:
-                while not handle.can_read():
-                    self._changed.wait()
-                (output,) = handle.read().values()
-            ended = output.finish_reason != genai.GenerationFinishReason.NONE
-            yield list(output.generated_ids)
+            new, ended = answer.get()
+            yield new
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -96,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         for new in self.engine.tokens(body["messages"], body["max_tokens"]):
             ids += new
             text = tokenizer.decode(ids)
-            if not text.endswith("\ufffd"):  # in the middle of a character
+            if not text.endswith("\ufffd"):  # which it does in the middle of a character
                 self._send({"choices": [{"index": 0, "delta": {"content": text[len(shown) :]}}]})
                 shown = text
         self._send({"choices": [], "usage": {"completion_tokens": len(ids)}})
