@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from eyas.drafters.decoding import NetworkPairs
-from eyas.engine import Engine, Speculation
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.weightless.ngram import NgramDrafter
+from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, TreeArm, recordings
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.types import Completion, Request, SamplingParams
 
 from .. import pairs, recording, tiny
@@ -159,6 +162,28 @@ def test_a_prompt_is_read_early_only_while_others_draft(others: bool, monkeypatc
     for _ in range(4):
         engine.step()
     assert read == ([[False, True]] if others else [])
+
+
+def test_a_network_reads_nothing_for_rounds_that_only_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where a prompt has more pairs than a step reads, which are read before the round that needs them."""
+    target = tiny.quick_target()
+    hybrid = HybridDrafter(tiny.eagle3_drafter(), NgramDrafter(target.device), target.device)
+    limits = Limits(max_running=1, prefill_chunk=4)
+    controller = Restless(0.001, looks_up=True)
+    engine = Engine(target, None, Speculation(hybrid, None), limits=limits, controller=controller)
+    spec = PlannedTree(SharedTree(1, 2, 6), found_only=True, looks_up=True)
+    monkeypatch.setattr(Restless, "plan", lambda *_: spec)
+    monkeypatch.setattr(Restless, "learn", lambda *_: None)
+    engine.submit(Request(tuple(range(5, 25)), SamplingParams(max_tokens=8)))
+    drafter = engine._core.runner.drafter
+    assert drafter is not None
+    unread = 0
+    while not engine.idle:
+        engine.step()
+        if engine._core.scheduler.running.decoding:
+            unread = drafter.pairs.unread(0)
+            assert unread == drafter.pairs.length(0)
+    assert unread > 20
 
 
 def test_chains_stay_chains() -> None:

@@ -301,6 +301,8 @@ class ModelRunner:
         )
         if tree is None:  # `drafting` stays as it is, because the planner learns from plain rounds of these rows, too
             return RoundPlan(None, drafting, reading)
+        if tree.found_only:  # the network guesses nothing, and so needn't read any pairs
+            return RoundPlan(tree, drafting, reading)
         reached = self._fitting_a_step(rows, drafting)
         if reached != drafting or any(self._exceeding_a_step(rows, reached)):
             seconds = self._catch_up(decoding, reached)

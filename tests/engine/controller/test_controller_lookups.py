@@ -177,6 +177,31 @@ def test_copies_beside_a_network_gain_what_they_save() -> None:
     assert rates[0] > 1.2 * plain_rate(2)
 
 
+def rounds_until_the_network_drafts(share: float) -> int:
+    """Rounds of a second text before its first draft that is no probe; the network pays in the first one.
+
+    Right copies are found in a `share` of the second one's rounds. Its prompt of 20,000 tokens is unread.
+    """
+    simulation = Lookups(MACHINE, CopiedText([3.0], [0.9], seed=5, share=0.0, sure=0.95, network=True))
+    made = looks_up()
+    simulation.run(made, 200)
+    assert made.snapshot().depth > 0
+    simulation.text = CopiedText([3.0], [0.9], seed=6, share=share, sure=0.95, network=True)
+    for rounds in range(2000):
+        spec = made.plan([1], [20_000], None, [20_000])
+        if spec is not None and not spec.found_only and not made.probing:
+            return rounds
+        record = simulation.round(None if made.probing else spec)
+        made.learn(record._replace(texts=[1]))
+    return 2000
+
+
+def test_a_network_reads_a_prompt_once_it_would_have_saved_that_time_and_copies_had_not() -> None:
+    without = rounds_until_the_network_drafts(0.0)
+    assert 20 < without < 500
+    assert rounds_until_the_network_drafts(0.8) > 3 * without
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 240), (0.4, 720, 1200)])
 def test_looking_up_beside_a_network_goes_on_where_copies_pay(share: float, least: int, most: int) -> None:

@@ -77,6 +77,11 @@ class Choice:
         if self.wanted is None:
             self._missed = 0.0
 
+    def restart(self) -> None:
+        """Account for texts that are all new: speculation must make up for reading their prompts, too."""
+        self.wanted, self.used = self.used or self.wanted, None
+        self._missed = 0.0
+
     def begin(self, reading: Callable[[], float]) -> float:
         """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.
 
@@ -92,9 +97,13 @@ class Choice:
         saved = self._saved
         return missing / saved if saved > 0.0 else math.inf
 
-    def wait(self) -> None:
-        """Account for a round in which the wanted shape wasn't used."""
-        self._missed += self._saved
+    def wait(self, rows: int, copied: int) -> None:
+        """Account for a round in which the wanted shape wasn't used, and in which `rows` rows accepted `copied` tokens.
+
+        Where a copy is right, guesses beside it save nothing. So a small language model doesn't read a prompt for an
+        answer that repeats it.
+        """
+        self._missed += self._saved * max(0.0, 1.0 - copied / rows)
 
     @property
     def _saved(self) -> float:

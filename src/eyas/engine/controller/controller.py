@@ -157,6 +157,8 @@ class Controller:
         if self._texts != set(batch.texts):
             if not self._texts.issuperset(batch.texts):
                 self._explorer.renew()
+            if self._lookups is not None and self._texts.isdisjoint(batch.texts):
+                self._choice.restart()  # the copies found in these texts may leave nothing to a network
             self.arm.follow(batch.texts)
         due = self._planning.due()
         if changed or due:
@@ -254,7 +256,7 @@ class Controller:
         judged = choice.used if probe is None else probe.prospect if choice.used is None else None
         accepted = self.arm.learn(record, judged, self._clock)
         self._deferred = 0 if drafted else self._deferred + 1
-        choice.wait()
+        choice.wait(record.rows, 0 if drafted else record.emitted - record.rows)
         used = probe is None and (drafted or record.tokens > record.rows)
         self._observation.round(record.rows, used or choice.wanted is not None)
         self._explorer.earn(whole)
