@@ -165,25 +165,30 @@ def test_a_prompt_is_read_early_only_while_others_draft(others: bool, monkeypatc
 
 
 def test_a_network_reads_nothing_for_rounds_that_only_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where a prompt has more pairs than a step reads, which are read before the round that needs them."""
+    """Neither prompts with more pairs than a step reads, nor those of texts that begin beside others."""
     target = tiny.quick_target()
     hybrid = HybridDrafter(tiny.eagle3_drafter(), NgramDrafter(target.device), target.device)
-    limits = Limits(max_running=1, prefill_chunk=4)
+    limits = Limits(max_running=2, prefill_chunk=4)
     controller = Restless(0.001, looks_up=True)
     engine = Engine(target, None, Speculation(hybrid, None), limits=limits, controller=controller)
     spec = PlannedTree(SharedTree(1, 2, 6), found_only=True, looks_up=True)
+    controller.tree = spec
     monkeypatch.setattr(Restless, "plan", lambda *_: spec)
     monkeypatch.setattr(Restless, "learn", lambda *_: None)
-    engine.submit(Request(tuple(range(5, 25)), SamplingParams(max_tokens=8)))
     drafter = engine._core.runner.drafter
     assert drafter is not None
-    unread = 0
-    while not engine.idle:
+    unread = {0: 0, 1: 0}
+    engine.submit(Request(tuple(range(5, 25)), SamplingParams(max_tokens=20)))
+    for steps in count():
+        if steps == 8:
+            engine.submit(Request(tuple(range(5, 25)), SamplingParams(max_tokens=5)))
         engine.step()
-        if engine._core.scheduler.running.decoding:
-            unread = drafter.pairs.unread(0)
-            assert unread == drafter.pairs.length(0)
-    assert unread > 20
+        if engine.idle:
+            break
+        for slot in range(len(engine._core.scheduler.running.decoding)):
+            unread[slot] = drafter.pairs.unread(slot)
+            assert unread[slot] == drafter.pairs.length(slot)
+    assert min(unread.values()) > 20
 
 
 def test_chains_stay_chains() -> None:

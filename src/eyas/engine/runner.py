@@ -231,7 +231,7 @@ class ModelRunner:
         return self.planner.observes(rows)
 
     def prefill(self, batch: PrefillBatch) -> None:
-        """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""
+        """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless a network drafts."""
         observed = [sequence.observed for sequence in batch.sequences]
         drafter = self.drafter if any(observed) else None
         taps = () if drafter is None else drafter.taps
@@ -280,7 +280,7 @@ class ModelRunner:
     def plan(self, decoding: Sequence[SequenceState]) -> RoundPlan:
         """Plan the next round, and let the drafter read the deferred pairs that it needs for that.
 
-        While trees are being drafted, the drafter reads the prompts of rows that have just got their first tokens. If
+        While a network drafts, it reads the prompts of rows that have just got their first tokens. If
         all rows have, and not all rounds draft, it waits for the plan. Rows with many deferred pairs are read over
         several steps, and decode without drafts until then.
         """
@@ -381,8 +381,9 @@ class ModelRunner:
 
     @property
     def _drafts(self) -> bool:
-        """Whether trees are being drafted, not counting trials while rounds are plain."""
-        return self.planner.tree is not None and not self.planner.probing
+        """Whether a network drafts, not counting trials while rounds are plain."""
+        tree = self.planner.tree
+        return tree is not None and not tree.found_only and not self.planner.probing
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence is drafted for. Unless all rounds draft, a first token waits for no draft."""
