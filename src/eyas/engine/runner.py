@@ -299,9 +299,8 @@ class ModelRunner:
             [sequence.request.params.temperature > 0.0 for sequence in decoding],
             [self.drafter.pairs.unread(row) for row in rows],
         )
-        if tree is None:  # `drafting` stays as it is, because the planner learns from plain rounds of these rows, too
-            return RoundPlan(None, drafting, reading)
-        if tree.found_only:  # the network guesses nothing, and so needn't read any pairs
+        if tree is None or tree.found_only:  # no network guesses, so none needs to read any pairs
+            # `drafting` stays as it is, because the planner learns from plain rounds of these rows, too
             return RoundPlan(tree, drafting, reading)
         reached = self._fitting_a_step(rows, drafting)
         if reached != drafting or any(self._exceeding_a_step(rows, reached)):
