@@ -33,6 +33,7 @@ inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<un
 inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
 inline ivec add_shorts(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
 inline ivec products(ivec a, ivec b) { return _mm512_maddubs_epi16(a, b); }
+inline ivec add_products(ivec sum, ivec a, ivec b) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b)); }
 inline ivec sums_of_shorts(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 inline ivec minus_128(ivec bytes) { return _mm512_xor_si512(bytes, all(static_cast<int32_t>(0x80808080))); }
 inline ivec magnitudes(ivec bytes) { return _mm512_abs_epi8(bytes); }
@@ -62,6 +63,12 @@ inline ivec right(ivec a, int bits) { return _mm256_srli_epi32(a, bits); }
 inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
 inline ivec add_shorts(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
 inline ivec products(ivec a, ivec b) { return _mm256_maddubs_epi16(a, b); }
+// One after the other: compilers make the products of many sums first, for which 16 registers are too few.
+inline ivec add_products(ivec sum, ivec a, ivec b) {
+    ivec product;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(a), "x"(b));
+    return sum;
+}
 inline ivec sums_of_shorts(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 inline ivec minus_128(ivec bytes) { return _mm256_xor_si256(bytes, all(static_cast<int32_t>(0x80808080))); }
 inline ivec magnitudes(ivec bytes) { return _mm256_abs_epi8(bytes); }
@@ -132,7 +139,7 @@ inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #elif defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
 #else
-    if (in_shorts(code_bits(KIND))) return add_shorts(sum, products(weights, inputs));
+    if (in_shorts(code_bits(KIND))) return add_products(sum, weights, inputs);
     if (by_magnitude(KIND)) return add(sum, sums_of_shorts(products(magnitudes(weights), with_signs(inputs, weights))));
     const ivec low = sums_of_shorts(products(both(weights, all(0x7f7f7f7f)), inputs));
     const ivec high = sums_of_shorts(products(both(weights, all(static_cast<int32_t>(0x80808080))), inputs));
@@ -171,10 +178,10 @@ inline void sums_of_codes(__m256i codes, int32_t (&sums)[2]) {
     sums[0] = _mm256_cvtsi256_si32(both) - GROUP / 2 * 128, sums[1] = _mm256_extract_epi32(both, 4) - GROUP / 2 * 128;
 }
 
-// Quantize inputs x [in], padded to whole blocks, and make the step of each block.
-inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
+// Quantize inputs x [in], padded to whole blocks, and make the step of each block; those of the next block are `apart`.
+inline void encode(const float* x, int64_t in, int64_t apart, int8_t* codes, Step* steps) {
     float tail[GROUP] = {};
-    for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
+    for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += apart * GROUP, steps += apart) {
         if (first + GROUP > in) x = static_cast<const float*>(std::memcpy(tail, x, (in - first) * sizeof(float)));
         const Scales scales(x, GROUP);
         const vec factor = all(scales.to_codes);
@@ -199,8 +206,8 @@ class Codes {
             codes_.reset(new int8_t[size_ * GROUP]), steps_.reset(new Step[size_]);
         }
         for (int64_t t = 0; t < count; t++)
-            encode(x + t * ld, in, codes_.get() + t * blocks * GROUP, steps_.get() + t * blocks);
-        return {x, ld, count, nullptr, codes_.get(), steps_.get()};
+            encode(x + t * ld, in, count, codes_.get() + t * GROUP, steps_.get() + t);
+        return {x, ld, count, nullptr, codes_.get(), steps_.get(), count};
     }
 
   private:
@@ -214,6 +221,10 @@ class Codes {
 constexpr int together_in_integers(int tokens) {
     return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
+
+// Totals that fit into the registers. With AVX2, of more than six tokens one vector of outputs is summed after the other, and
+// inputs are loaded twice.
+constexpr int MAX_TOTALS = LANES == 16 ? 32 : 12;
 
 // Scales and minimum weights of 16 outputs, vector `part`, in block b of a panel; `half`: of its first or second 16 inputs.
 template <int64_t KIND>
@@ -239,6 +250,7 @@ template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int BITS = code_bits(KIND);
     constexpr bool TWO = has_halves(KIND);  // whether a block has two scales
+    constexpr int AT_ONCE = T * P * PARTS <= MAX_TOTALS ? PARTS : 1;
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     vec sum[T][P][PARTS] = {};
     for (int64_t b = 0; b < blocks; b++) {
@@ -248,104 +260,109 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
             const char* next = panels + p * fetch.apart + fetch.at(b);
             for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, PACKED_HINT);
         }
-        const int8_t* inputs = tokens.codes + b * GROUP;
-        const Step* step = tokens.steps + b;
-        ivec total[T][P][PARTS];
-        auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
-            const Step& own = step[t * blocks];
-            if (has_minimum(KIND) || by_magnitude(KIND)) return all(0);
-            if (TWO) return left(all(own.less[half]), zero_bits(KIND));
-            return all(BITS == 4 ? own.less4 : BITS == 5 ? own.less5 : own.less8);
-        };
-        auto begin = [&](int half) {
-            for (int t = 0; t < T; t++) {
-                const ivec start = in_shorts(BITS) ? all(0) : less_zeros(t, half);
-                for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
-            }
-        };
-        auto add_four = [&](int64_t i, const ivec (&w)[P][PARTS]) {  // inputs from i on
-            for (int t = 0; t < T; t++) {
-                const ivec x = four_of(inputs + t * blocks * GROUP + i);
-                for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<KIND>(total[t][p][part], w[p][part], x);
-            }
-        };
-        auto add_eight = [&](int64_t i, const ivec (&w)[P][PARTS], int64_t k, const ivec (&v)[P][PARTS]) {
-            for (int t = 0; t < T; t++) {
-                const int8_t* own = inputs + t * blocks * GROUP;
-                const ivec x = four_of(own + i), y = four_of(own + k);
-                for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) {
-                        const ivec both = add_shorts(products(w[p][part], x), products(v[p][part], y));
-                        total[t][p][part] = add(total[t][p][part], sums_of_shorts(both));
-                    }
-            }
-        };
-        auto read_codes = [&](int64_t i, ivec (&codes)[P][PARTS]) {
-            for (int p = 0; p < P; p++)
-                for (int part = 0; part < PARTS; part++) {
-                    codes[p][part] = four_codes<KIND>(block[p], i, part);
-                    if constexpr (by_magnitude(KIND)) codes[p][part] = minus_128(codes[p][part]);
-                }
-        };
-        auto add_codes = [&](int64_t first, int64_t stop) {  // of the inputs from `first` on
-            auto add_both = [&](int64_t i, int64_t k) {
-                ivec codes[P][PARTS], others[P][PARTS];
-                read_codes(i, codes);
-                read_codes(k, others);
-                if constexpr (eights_in_shorts(BITS)) {
-                    add_eight(i, codes, k, others);
-                } else {
-                    add_four(i, codes);
-                    add_four(k, others);
-                }
+        const Step* step = tokens.steps + b * tokens.coded;
+        for (int from = 0; from < PARTS; from += AT_ONCE) {
+            const int8_t* inputs = tokens.codes + b * tokens.coded * GROUP;
+            asm("" : "+r"(inputs));  // load inputs again for the second part: they would be kept on the stack
+            ivec total[T][P][AT_ONCE];
+            auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
+                if (has_minimum(KIND) || by_magnitude(KIND)) return all(0);
+                if (TWO) return left(all(step[t].less[half]), zero_bits(KIND));
+                return all(BITS == 4 ? step[t].less4 : BITS == 5 ? step[t].less5 : step[t].less8);
             };
-            if constexpr (stored_bits(KIND) == 8) {
-                for (int64_t i = first; i < stop; i += 8) add_both(i, i + 4);
-            } else {  // where a block has one scale, fours that share bytes
-#pragma GCC unroll 4  // with constant shifts
-                for (int64_t i = first; i < first + GROUP / 2; i += TWO ? 8 : 4) add_both(i, i + (TWO ? 4 : GROUP / 2));
-            }
-        };
-        begin(0);
-        if constexpr (TWO) {
-            vec first[T][P][PARTS];
-            auto scale = [&](int p, int part, int half) {
-                return load(reinterpret_cast<const int8_t*>(block[p]) + half * PANEL + part * LANES);
-            };
-            add_codes(0, GROUP / 2);
-            for (int t = 0; t < T; t++)
-                for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++)
-                        first[t][p][part] = mul(floats(total[t][p][part]), scale(p, part, 0));
-            begin(1);
-            add_codes(GROUP / 2, GROUP);
-            for (int p = 0; p < P; p++)
-                for (int part = 0; part < PARTS; part++) {
-                    const vec shared = halves(panels + p * bytes + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
-                    for (int t = 0; t < T; t++) {
-                        const vec exact = fma(floats(total[t][p][part]), scale(p, part, 1), first[t][p][part]);
-                        sum[t][p][part] = fma(mul(exact, all(step[t * blocks].scale)), shared, sum[t][p][part]);
-                    }
-                }
-            continue;
-        }
-        add_codes(0, GROUP);
-        for (int p = 0; p < P; p++)
-            for (int part = 0; part < PARTS; part++) {
-                const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
+            auto begin = [&](int half) {
                 for (int t = 0; t < T; t++) {
-                    ivec& exact = total[t][p][part];
-                    if (in_shorts(BITS)) exact = add(less_zeros(t, 0), sums_of_shorts(exact));
-                    vec& own = sum[t][p][part];
-                    own = fma(mul(floats(exact), all(step[t * blocks].scale)), scale, own);
+                    const ivec start = in_shorts(BITS) ? all(0) : less_zeros(t, half);
+                    for (int p = 0; p < P; p++)
+                        for (int n = 0; n < AT_ONCE; n++) total[t][p][n] = start;
                 }
-                if constexpr (has_minimum(KIND)) {
-                    const vec minimum = minimum_of<KIND>(panels + p * bytes, block[p], b, part);
-                    for (int t = 0; t < T; t++) sum[t][p][part] = fma(all(step[t * blocks].sum), minimum, sum[t][p][part]);
+            };
+            auto add_four = [&](int64_t i, const ivec (&w)[P][AT_ONCE]) {  // inputs from i on
+                for (int t = 0; t < T; t++) {
+                    const ivec x = four_of(inputs + t * GROUP + i);
+                    for (int p = 0; p < P; p++)
+                        for (int n = 0; n < AT_ONCE; n++) total[t][p][n] = dot<KIND>(total[t][p][n], w[p][n], x);
                 }
+            };
+            auto add_eight = [&](int64_t i, const ivec (&w)[P][AT_ONCE], int64_t k, const ivec (&v)[P][AT_ONCE]) {
+                for (int t = 0; t < T; t++) {
+                    const ivec x = four_of(inputs + t * GROUP + i), y = four_of(inputs + t * GROUP + k);
+                    for (int p = 0; p < P; p++)
+                        for (int n = 0; n < AT_ONCE; n++) {
+                            const ivec both = add_shorts(products(w[p][n], x), products(v[p][n], y));
+                            total[t][p][n] = add(total[t][p][n], sums_of_shorts(both));
+                        }
+                }
+            };
+            auto read_codes = [&](int64_t i, ivec (&codes)[P][AT_ONCE]) {
+                for (int p = 0; p < P; p++)
+                    for (int n = 0; n < AT_ONCE; n++) {
+                        codes[p][n] = four_codes<KIND>(block[p], i, from + n);
+                        if constexpr (by_magnitude(KIND)) codes[p][n] = minus_128(codes[p][n]);
+                    }
+            };
+            auto add_codes = [&](int64_t first, int64_t stop) {  // of the inputs from `first` on
+                auto add_both = [&](int64_t i, int64_t k) {
+                    ivec codes[P][AT_ONCE], others[P][AT_ONCE];
+                    read_codes(i, codes);
+                    read_codes(k, others);
+                    if constexpr (eights_in_shorts(BITS)) {
+                        add_eight(i, codes, k, others);
+                    } else {
+                        add_four(i, codes);
+                        add_four(k, others);
+                    }
+                };
+                if constexpr (stored_bits(KIND) == 8) {
+                    for (int64_t i = first; i < stop; i += 8) add_both(i, i + 4);
+                } else {  // where a block has one scale, fours that share bytes
+#pragma GCC unroll 4  // with constant shifts
+                    for (int64_t i = first; i < first + GROUP / 2; i += TWO ? 8 : 4) add_both(i, i + (TWO ? 4 : GROUP / 2));
+                }
+            };
+            begin(0);
+            if constexpr (TWO) {
+                vec half[T][P][AT_ONCE];  // the sums of the first half
+                auto scale = [&](int p, int n, int of) {
+                    return load(reinterpret_cast<const int8_t*>(block[p]) + of * PANEL + (from + n) * LANES);
+                };
+                add_codes(0, GROUP / 2);
+                for (int t = 0; t < T; t++)
+                    for (int p = 0; p < P; p++)
+                        for (int n = 0; n < AT_ONCE; n++) half[t][p][n] = mul(floats(total[t][p][n]), scale(p, n, 0));
+                begin(1);
+                add_codes(GROUP / 2, GROUP);
+                for (int p = 0; p < P; p++)
+                    for (int n = 0; n < AT_ONCE; n++) {
+                        const char* factors = panels + p * bytes + b / SUPER * super_bytes(KIND);
+                        const vec shared = halves(factors + (from + n) * 2 * LANES);
+                        for (int t = 0; t < T; t++) {
+                            const vec exact = fma(floats(total[t][p][n]), scale(p, n, 1), half[t][p][n]);
+                            vec& own = sum[t][p][from + n];
+                            own = fma(mul(exact, all(step[t].scale)), shared, own);
+                        }
+                    }
+                continue;
             }
+            add_codes(0, GROUP);
+            for (int p = 0; p < P; p++)
+                for (int n = 0; n < AT_ONCE; n++) {
+                    const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, from + n);
+                    for (int t = 0; t < T; t++) {
+                        ivec& exact = total[t][p][n];
+                        if (in_shorts(BITS)) exact = add(less_zeros(t, 0), sums_of_shorts(exact));
+                        vec& own = sum[t][p][from + n];
+                        own = fma(mul(floats(exact), all(step[t].scale)), scale, own);
+                    }
+                    if constexpr (has_minimum(KIND)) {
+                        const vec minimum = minimum_of<KIND>(panels + p * bytes, block[p], b, from + n);
+                        for (int t = 0; t < T; t++) {
+                            vec& own = sum[t][p][from + n];
+                            own = fma(all(step[t].sum), minimum, own);
+                        }
+                    }
+                }
+        }
     }
     std::memcpy(result, sum, sizeof(sum));
 }

@@ -96,8 +96,7 @@ Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // flo
 // has too few registers for their sums). From `MIN_UNPACKED` tokens on it pays to unpack the codes of a panel once for all groups,
 // which then are smaller: with bytes, a tile of eight tokens loses to one of six.
 constexpr bool SHARES = LANES == 16;
-constexpr int MAX_CODED = SHARES ? 8 : MAX_TILE_TOKENS;
-constexpr int MIN_UNPACKED = SHARES ? 33 : MAX_CODED + 1, MAX_UNPACKED = SHARES ? 6 : MAX_TILE_TOKENS;
+constexpr int MAX_CODED = SHARES ? 8 : 12, MIN_UNPACKED = SHARES ? 33 : 13, MAX_UNPACKED = 6;
 
 // The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
 template <int64_t KIND, int T = KIND < IN_BYTES ? MAX_CODED : MAX_UNPACKED>
@@ -253,10 +252,8 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
             const bool paired = tokens.pairs && is_paired(linear, count);
             Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
             if (paired || tiled) group.pairs = tokens.pairs + token * in_pairs(linear.in);
-            if (tokens.codes) {
-                const int64_t block = token * blocks_of(linear.in);
-                group.codes = tokens.codes + block * GROUP, group.steps = tokens.steps + block;
-            }
+            if (tokens.codes)
+                group.codes = tokens.codes + token * GROUP, group.steps = tokens.steps + token, group.coded = tokens.coded;
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;

@@ -85,13 +85,15 @@ inline int64_t panel_bytes(const Linear& linear) { return panel_bytes(linear.kin
 constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
 
 // The inputs of a product: `count` tokens x [count, ld], perhaps also in pairs of bf16 [count, in_pairs(in)], or as codes
-// [count, blocks * GROUP] with their steps [count, blocks] (integer.h).
+// [blocks, coded, GROUP] with their steps [blocks, coded] (integer.h), of which the first `count` tokens are multiplied: a
+// block's codes of all tokens lie together, so that a tile finds them at constant distances from one address.
 struct Tokens {
     const float* x;
     int64_t ld, count;
     const uint16_t* pairs = nullptr;
     const int8_t* codes = nullptr;
     const struct Step* steps = nullptr;
+    int64_t coded = 0;
 };
 
 template <int64_t KIND>
