@@ -1,10 +1,10 @@
 """Start-up calibration: measures the seconds of passes, draft levels and observations with this target and drafter.
 
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn.
-The first run of each is a warm-up and isn't counted, because it may prepare kernels for a new shape. (On native passes,
-which prepare nothing, a long first run counts.) The runs before a size is recorded as a CUDA graph aren't counted
-either. The median is taken, because the fastest run isn't typical where other processes share the cores. Two facts
-bound the remaining noise: less work never takes longer than more, and no work takes longer than doing it in pieces.
+The lower quartile of a size's runs counts: the first run may prepare kernels for a new shape, and where others share
+the cores, some sizes would be measured in slow moments and some in fast ones. What all of them slow down, the cost
+model learns later. The runs before a size is recorded as a CUDA graph aren't counted. Two facts bound the remaining
+noise: less work never takes longer than more, and no work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -55,18 +54,15 @@ _UNEQUAL = (1, 3)
 """Nodes of each row in an equal batch; in unequal ones, half of the rows have 1 or 3 more, the others as many fewer."""
 _MAX_SLOWDOWN = 5.0
 """A pass that takes this many times as long as one over a single token is the largest that is measured."""
-_FEWEST, _MOST = 2, 7
-"""The fewest and the most counted runs of a size."""
-_SLOW = 1 / 40
-"""A run that takes this share of the time isn't repeated if passes are native, because they have nothing to warm up and
-noise is small in comparison."""
+_FEWEST, _MOST = 3, 8
+"""The fewest and the most runs of a size."""
 
 Size = tuple[str, int]
 """What is measured: a curve, and a size on it."""
 Work = dict[Size, Callable[[], float]]
 """For every size to time, a function that returns the seconds of one run."""
 Runs = dict[Size, list[float]]
-"""Seconds of each run, the first one uncounted if there are more."""
+"""Seconds of each run."""
 
 
 def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 16, seconds: float = 4.0) -> CostTable:
@@ -153,17 +149,14 @@ class _Bench:
         runs: Runs = {}
         end = time.perf_counter() + seconds
         unrecorded = self._target.backend.warmup
-        for lap in range(1 + _MOST):
+        for lap in range(_MOST):
             for name, timed in list(work.items()):
                 if lap == 0 and self._pays_never(name, runs):
                     del work[name]
                     continue
                 taken = runs.setdefault(name, [])
                 late = time.perf_counter() > end
-                if lap == 1 and self._target.backend.name == "native" and taken[0] > seconds * _SLOW:
-                    del work[name]
-                    continue
-                if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late):
+                if lap >= _FEWEST and (late or sum(taken) > seconds / 10):
                     continue
                 for _ in range(unrecorded if lap == 0 else 0):
                     timed()
@@ -200,8 +193,8 @@ class _Bench:
         return bool(smaller) and smaller[-1] > _MAX_SLOWDOWN * runs["tokens", 1][0]
 
     def table(self, runs: Runs) -> CostTable:
-        """The cost table with curves through the median run of each size."""
-        found = {name: statistics.median(taken[1:] or taken) for name, taken in runs.items()}
+        """The cost table with curves through the lower quartile of each size's runs."""
+        found = {name: _lower_quartile(taken) for name, taken in runs.items()}
 
         def points(kind: str) -> dict[int, float]:
             return {size: seconds for (name, size), seconds in found.items() if name == kind}
@@ -451,3 +444,7 @@ def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | N
     table = calibrate(target, drafter, batch_size, drafter.max_fanout)
     table.save(saved)
     return table
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
