@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eyas import tables
-from eyas.tables import show_table
+from eyas.tables import by_position, show_table
 
 from .source import FILES, calls, ids
 
@@ -123,3 +123,8 @@ def test_tables_are_printed_here_only() -> None:
             if isinstance(each, ast.Name | ast.Attribute)
         }
         assert not named & makers, f"{ids(path)}:{node.lineno} prints a table by itself"
+
+
+def test_rates_of_deep_drafts_are_shown_up_to_the_eighth_position() -> None:
+    assert by_position([0.75, 0.5]) == "0.75 0.50"
+    assert by_position([0.5] * 61, "{:.0%}", " / ") == " / ".join(["50%"] * 8) + " (53 more)"

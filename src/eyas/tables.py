@@ -28,6 +28,14 @@ _KEYS = 3
 """Maximum number of columns that name a row, and are repeated where a table is split."""
 _GAP = "  "
 """What separates columns."""
+_POSITIONS = 8
+"""Maximum number of draft positions whose rates are shown; a copied passage may have 64."""
+
+
+def by_position(rates: Sequence[float], form: str = "{:.2f}", gap: str = " ") -> str:
+    """The rates of the first draft positions, each in a `form`, and how many more there are."""
+    shown = gap.join(form.format(rate) for rate in rates[:_POSITIONS])
+    return shown + (f" ({len(rates) - _POSITIONS} more)" if len(rates) > _POSITIONS else "")
 
 
 def show_table(console: Console, table: Table) -> None:

@@ -22,6 +22,7 @@ from eyas.bench.offline.candidates import (
 )
 from eyas.bench.offline.methods import OpenedMethod, Skipped
 from eyas.bench.offline.runner import PLAIN, MethodResult
+from eyas.tables import by_position
 from eyas.tree import is_auto
 from eyas.types import CONTEXT_BUCKETS
 
@@ -175,7 +176,7 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
                 if as_client
                 else (_cell(line.prefill_seconds, "{:.2f}"),)
             ),
-            " ".join(f"{rate:.2f}" for rate in line.by_position),
+            by_position(line.by_position),
             *([" ".join(f"{name}: {one:.2f}" for name, one in line.by_context.items())] if by_context else []),
             f"{line.same}/{line.answers}" if line.answers else "",
         )
@@ -463,7 +464,7 @@ class MethodComparison:
                 margin_cell(line, "accept_length"),
                 efficiency_cell(line),
                 f"{one.draft_share:.0%}",
-                " ".join(f"{rate:.2f}" for rate in line.by_position),
+                by_position(line.by_position),
                 f"{line.same}/{line.answers}",
             )
         return table

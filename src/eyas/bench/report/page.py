@@ -27,6 +27,7 @@ from eyas.bench.report.figures import (
     tree_figure,
 )
 from eyas.runtime import busy
+from eyas.tables import by_position
 
 
 @dataclass(frozen=True)
@@ -469,7 +470,7 @@ def methods_section(report: Report) -> Section:
         (
             line["method"], line["task"], f"{line['temperature']:g}", _with_margin(line, "speedup", "{:.2f}x"),
             "" if line["accept_length"] is None else _with_margin(line, "accept_length", "{:.2f}"),
-            " / ".join(f"{rate:.0%}" for rate in line["by_position"]),
+            by_position(line["by_position"], "{:.0%}", " / "),
         )
         for line in report["lines"]
         if line["speedup"] is not None

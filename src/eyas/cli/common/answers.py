@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from eyas.cli.common.display import note
+from eyas.tables import by_position
 
 if TYPE_CHECKING:
     from eyas.text.reasoning import ThoughtSplitter
@@ -191,8 +192,8 @@ def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
     """One line of statistics; `docs/metrics.md` defines them."""
     parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
     if stats.drafted_depth:
-        by_position = " ".join(f"{rate:.2f}" for rate in stats.accepted_by_position)
-        parts += [f"accept length {stats.accept_length:.2f}", f"accepted by position {by_position}"]
+        rates = by_position(stats.accepted_by_position)
+        parts += [f"accept length {stats.accept_length:.2f}", f"accepted by position {rates}"]
     parts += [
         f"prefill {stats.prefill_seconds:.2f} s",
         f"decode {stats.decode_seconds:.2f} s",

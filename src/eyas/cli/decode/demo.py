@@ -25,7 +25,7 @@ from eyas.drafters.options import DrafterOptions
 from eyas.errors import DataError, OutputError, RequestError, UsageError
 from eyas.files import write_text
 from eyas.options import EngineOptions
-from eyas.tables import show_table
+from eyas.tables import by_position, show_table
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def _table(report: dict[str, Any]) -> Any:
             f"{row['speedup']:.2f}x",
             f"{row['accept_length']:.2f}",
             f"{row['efficiency']:.2f}",
-            " ".join(f"{100 * rate:.0f}" for rate in row["accepted_by_position"]),
+            by_position([100 * rate for rate in row["accepted_by_position"]], "{:.0f}"),
             "yes" if row["identical_output"] else "DIFFERENT",
         )
     return table

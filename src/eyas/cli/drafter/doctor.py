@@ -16,7 +16,7 @@ from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 from eyas.files import refuse_used
-from eyas.tables import show_table
+from eyas.tables import by_position, show_table
 
 if TYPE_CHECKING:
     from eyas.doctor.diagnosis import Diagnosis, Doctor
@@ -131,4 +131,4 @@ def _meaning(row: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def _rates(figures: dict[str, Any]) -> str:
-    return " ".join(f"{100 * rate:.0f}" for rate in figures["accepted_by_position"])
+    return by_position([100 * rate for rate in figures["accepted_by_position"]], "{:.0f}")
