@@ -22,7 +22,7 @@ from eyas.engine.controller import CostTable, Curve, calibration, costs_for, mak
 from eyas.engine.controller.calibration import calibrate, describe, sensible
 from eyas.errors import UsageError
 from eyas.targets import Target
-from eyas.targets.backend import GraphsBackend, NativeBackend
+from eyas.targets.backend import GraphsBackend, ModulesBackend, NativeBackend
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
 from eyas.types import Request, SamplingParams
@@ -243,17 +243,25 @@ def test_a_pair_is_measured_at_its_first_start(monkeypatch: pytest.MonkeyPatch, 
     assert others[0] != others[1]
 
 
+@pytest.mark.parametrize(("native", "runs"), [(True, 1), (False, 3)])
+def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) -> None:
+    """Other kernels are prepared in the first run of a size."""
+    bench = object.__new__(calibration._Bench)
+    bench._rows = [1]
+    bench._target = SimpleNamespace(backend=NativeBackend() if native else ModulesBackend())  # type: ignore[assignment]
+    taken = iter([0.5, 0.4, 0.4])
+    found = bench._turns({("rows", 1): lambda: 0.001, ("rows", 64): lambda: next(taken)}, 4.0)
+    assert [len(times) for times in found.values()] == [8, runs]
+
+
 def test_a_size_measured_in_slow_moments_keeps_its_place() -> None:
     """Two of three runs of a size take twice as long; its cost is what it takes otherwise."""
     bench = object.__new__(calibration._Bench)
     bench._rows = [1]
     bench._target = SimpleNamespace(backend=NativeBackend())  # type: ignore[assignment]
     taken = iter([0.8, 0.4, 0.8])
-    found = bench._turns({("rows", 1): lambda: 0.1, ("rows", 64): lambda: next(taken)}, 0.0)
-    assert {size: calibration._lower_quartile(runs) for size, runs in found.items()} == {
-        ("rows", 1): 0.1,
-        ("rows", 64): 0.4,
-    }
+    found = bench._turns({("rows", 1): lambda: 0.1, ("rows", 64): lambda: next(taken)}, 8.0)
+    assert [calibration._lower_quartile(runs) for runs in found.values()] == [0.1, 0.4]
 
 
 def test_runs_that_record_a_graph_do_not_count() -> None:

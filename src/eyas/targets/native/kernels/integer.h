@@ -33,7 +33,7 @@ inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<un
 inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
 inline ivec add_shorts(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
 inline ivec products(ivec a, ivec b) { return _mm512_maddubs_epi16(a, b); }
-inline ivec add_products(ivec sum, ivec a, ivec b) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b)); }
+inline ivec add_products(ivec sum, ivec a, ivec b) { return add_shorts(sum, products(a, b)); }
 inline ivec sums_of_shorts(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 inline ivec minus_128(ivec bytes) { return _mm512_xor_si512(bytes, all(static_cast<int32_t>(0x80808080))); }
 inline ivec magnitudes(ivec bytes) { return _mm512_abs_epi8(bytes); }
@@ -222,9 +222,9 @@ constexpr int together_in_integers(int tokens) {
     return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
-// Totals that fit into the registers. With AVX2, of more than six tokens one vector of outputs is summed after the other, and
+// Totals that fit into AVX2's registers. Of more than six tokens, one of a panel's two vectors is summed after the other, and
 // inputs are loaded twice.
-constexpr int MAX_TOTALS = LANES == 16 ? 32 : 12;
+constexpr int MAX_TOTALS = 12;
 
 // Scales and minimum weights of 16 outputs, vector `part`, in block b of a panel; `half`: of its first or second 16 inputs.
 template <int64_t KIND>
@@ -263,7 +263,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         const Step* step = tokens.steps + b * tokens.coded;
         for (int from = 0; from < PARTS; from += AT_ONCE) {
             const int8_t* inputs = tokens.codes + b * tokens.coded * GROUP;
-            asm("" : "+r"(inputs));  // load inputs again for the second part: they would be kept on the stack
+            if (AT_ONCE < PARTS) asm("" : "+r"(inputs));  // loads them again for the second part, not from copies on the stack
             ivec total[T][P][AT_ONCE];
             auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
                 if (has_minimum(KIND) || by_magnitude(KIND)) return all(0);

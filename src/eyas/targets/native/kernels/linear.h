@@ -96,7 +96,7 @@ Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // flo
 // has too few registers for their sums). From `MIN_UNPACKED` tokens on it pays to unpack the codes of a panel once for all groups,
 // which then are smaller: with bytes, a tile of eight tokens loses to one of six.
 constexpr bool SHARES = LANES == 16;
-constexpr int MAX_CODED = SHARES ? 8 : 12, MIN_UNPACKED = SHARES ? 33 : 13, MAX_UNPACKED = 6;
+constexpr int MAX_CODED = SHARES ? 8 : 12, MIN_UNPACKED = SHARES ? 33 : MAX_CODED + 1, MAX_UNPACKED = 6;
 
 // The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
 template <int64_t KIND, int T = KIND < IN_BYTES ? MAX_CODED : MAX_UNPACKED>
