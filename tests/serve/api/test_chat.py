@@ -57,6 +57,19 @@ def test_an_answer_has_its_text_reason_usage_and_seed(ask: Ask, engine: FakeEngi
     assert engine.requests[0].params.seed == 7
 
 
+@pytest.mark.parametrize("named", [{}, {"model": None}])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, {"messages": HELLO}), ("/v1/completions", {"prompt": "How"}), ("/v1/responses", {"input": "How many?"})],
+)
+def test_without_a_model_s_name_the_served_one_answers(
+    engine: FakeEngine, path: str, body: dict[str, Any], named: dict[str, None]
+) -> None:
+    response = run(post(engine, path, body | named))
+    assert response.status_code == 200, response.text
+    assert response.json()["model"] == "tiny"
+
+
 def test_a_stream_begins_with_the_role_and_ends_with_reason_usage_and_done(ask: Ask) -> None:
     chunks = events(ask(CHAT, messages=HELLO, stream=True, stream_options={"include_usage": True}, seed=3))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

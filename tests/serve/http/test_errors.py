@@ -143,7 +143,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 300}, "min_tokens"),
     ({"tool_choice": "required"}, ""),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
-    ({"model": None}, "model"),
+    ({"model": 3}, "model"),
 ]
 
 

@@ -102,7 +102,7 @@ async def props(context: Context) -> Json:
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=error_responses(*WITH_BODY))
 async def apply_template(body: ApplyTemplateRequest, context: Context, info: Info) -> Json:
     """Write a chat as the model's template does, up to where the answer begins."""
-    context.check_model(body.model or None)
+    context.check_model(body.model)
     context.log_ignored(ignored_fields(body))
     tokenizer = required(context.engine.tokenizer)
     ids = await read_chat(body, context, info, tool_calling(body, tokenizer))

@@ -108,7 +108,7 @@ class ResponseWriter(ABC):
         self._head = {
             "id": response_id,
             "created": int(time.time()),
-            "model": body.model,
+            "model": body.model or context.settings.model_names[0],
             "system_fingerprint": context.fingerprint,
         }
 

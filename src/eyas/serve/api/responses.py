@@ -178,7 +178,7 @@ class OutputItemsWriter(ChatResponseWriter):
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": body.model,
+            "model": self._head["model"],
             "output": list(self._items),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

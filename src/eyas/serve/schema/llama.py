@@ -111,8 +111,6 @@ class InfillRequest(LlamaRequest):
 class ApplyTemplateRequest(ChatCompletionRequest):
     """`POST /apply-template`: a chat to answer, of which only the prompt is made."""
 
-    model: Name = Field(default="", description="may be left out")
-
 
 class ApplyTemplateResponse(ResponseModel):
     """The chat as the model's template writes it."""

@@ -337,7 +337,7 @@ class StructuredOutputs(RequestModel):
 class SamplingFields(IgnoredFields):
     """The fields of every request that generates; the defaults are OpenAI's: temperature 1, the rest off."""
 
-    model: Name
+    model: Name | None = Field(default=None, description="may be left out: there is one model")
     stream: bool | None = None
 
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
