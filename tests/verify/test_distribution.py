@@ -18,7 +18,7 @@ from .emulation import TableModel, admit_all, exact_distribution, generate, p_va
 VOCAB = 8
 LENGTH = 3
 BATCH = 4000
-BATCHES = 9
+BATCHES = 5
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9)
 TARGET = TableModel.random(VOCAB, seed=1)
 DRAFTER = TARGET.disagreeing(seed=2)

@@ -35,7 +35,7 @@ def test_the_first_path_is_followed_as_far_as_asked() -> None:
 def test_rounds_emit_that_many_tokens_on_average(tree: str, temperature: float) -> None:
     speculation = Speculation(tiny.drafter("eagle3"), parse_tree(tree))
     engine = Engine(tiny.target(), None, speculation, rule=SyntheticWalk(2.4), batch_size=4)
-    params = SamplingParams(max_tokens=120, temperature=temperature, ignore_eos=True)
+    params = SamplingParams(max_tokens=60, temperature=temperature, ignore_eos=True)
     asked = [Request((5, 6, seed), params) for seed in range(8)]
     done = engine.generate(asked)
     passes = sum(one.stats.target_passes for one in done)

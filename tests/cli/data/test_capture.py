@@ -28,13 +28,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    write_chats(path, [exchange(f"c{i}", f"What is {i}+{i} in May?", f"<<{i}+{i}={2 * i}>> clips") for i in range(120)])
+    write_chats(path, [exchange(f"c{i}", f"What is {i}+{i} in May?", f"<<{i}+{i}={2 * i}>> clips") for i in range(70)])
     return path
 
 
 @pytest.fixture(scope="module")
 def options(pair: Pair, chats: Path) -> Options:
-    """Some eighty shards of a row or two each."""
+    """Some fifty shards of a row or two each."""
     return (
         "data",
         "capture",
