@@ -196,9 +196,8 @@ class Controller:
                 return None
             tried = prospects.of(probe.prospect.shape)  # the batch may have changed since
             return self.arm.tree(tried, batch, probing=True)
-        if used is None and lookups is not None and lookups.looking:
-            return self.arm.tree(None, batch, probing=False)
-        planned = None if used is None else self.arm.tree(used, batch, probing=False)
+        looks_up = lookups is not None and lookups.looking
+        planned = None if used is None and not looks_up else self.arm.tree(used, batch, probing=False)
         left = math.inf if self._max_length is None else self._max_length - max(batch.lengths)
         if prospects is not None:
             seconds = prospects.plain_seconds if used is None else used.seconds
@@ -222,7 +221,8 @@ class Controller:
         self._unlearned.append((record, self._texts))
         self._texts = set(record.texts)
         self._totals.count(record, 0 if record.spec is None else self.arm.width_of(record.spec))
-        if not self._ahead:
+        copied = not record.drafted and record.tokens > record.rows  # what it shows decides about the next copy
+        if copied or not self._ahead:
             self._end_stretch()
 
     def _end_stretch(self) -> None:
