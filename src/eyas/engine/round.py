@@ -26,6 +26,8 @@ from eyas.tree.draft_tree import Source
 from eyas.types import TokenLogprobs
 from eyas.verify import EmittedLogprobs, IndependentDraws, LegalTree, Sampler, SeededWalk, Walk, WalkRule
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Speculation:
@@ -148,7 +150,7 @@ def run_round(
         if known is None:
             next_tokens = walk.tokens[:, :most].clamp(min=0)  # [R, K]
         else:
-            next_tokens = torch.tensor([[max(token, 0) for token in row[:most]] for row in known])
+            next_tokens = to_device([[max(token, 0) for token in row[:most]] for row in known], _HOST)
         if spec is None:
             states = verified.taps.unsqueeze(1)  # [R, K, A, Ht]
         elif walk.on_host is None:
@@ -198,7 +200,7 @@ def run_first_round(
             next_tokens = piece.next_tokens.scatter(1, last, walk.tokens[:, :1])
         else:
             last = torch.tensor(piece.counts).unsqueeze(1) - 1
-            next_tokens = piece.next_on_host.scatter(1, last, torch.tensor(known)[:, :1])
+            next_tokens = piece.next_on_host.scatter(1, last, to_device(known, _HOST)[:, :1])
         observe_rows(drafter, rows, next_tokens, piece.taps, piece.counts, observed, reading)
     return output._replace(pass_tokens=sum(piece.counts), pass_seconds=passed - started)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.slots import SlotCache
 from eyas.targets.states import SlotStates
@@ -32,12 +33,18 @@ class PassColumns(NamedTuple):
     rows: range
     end: int
     """Number of cache columns that the pass reads, staged ones included."""
-    lengths: Tensor  # [R] number of committed columns
+    lengths: Tensor | None  # [R] number of committed columns, on the device; None = as the cache says
     tokens: Tensor  # [R, Q]
     tree: DraftTree | RecordedTree | None
     """The root and its nodes in these columns; None = a sequence, in which each token follows the one before it."""
     layout: RaggedLayout | None = None
     """Which columns have a token, if not all do: only these are run."""
+
+    def committed(self, cache: SlotCache) -> Tensor:
+        """[R] the number of committed columns, on the device."""
+        if self.lengths is not None:
+            return self.lengths
+        return to_device(cache.lengths[self.rows.start : self.rows.stop], cache.device)
 
 
 class KernelDecoder(Protocol):

@@ -380,8 +380,7 @@ class Passes(EmbeddingAndHead):
         """
         end = cache.start(rows) + tokens.shape[1]
         cache.reserve(end)
-        lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
-        return self._run(cache, PassColumns(rows, end, lengths, tokens, tree, layout), taps)
+        return self._run(cache, PassColumns(rows, end, None, tokens, tree, layout), taps)
 
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
@@ -417,7 +416,8 @@ class Passes(EmbeddingAndHead):
 
     def _run_modules(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """`_run` by the model's own modules, which give a tree's logits."""
-        rows, end, lengths, tokens, tree, layout = columns
+        rows, end, _, tokens, tree, layout = columns
+        lengths = columns.committed(cache)
         width = tokens.shape[1]
         if tree is None:
             steps = torch.arange(width, device=self.device)

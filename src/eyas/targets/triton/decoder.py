@@ -57,7 +57,8 @@ class TritonDecoder(TritonLayers):
 
     def run_columns(self, cache: SlotCache, columns: PassColumns, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `KernelDecoder`; of a tree, too, final states."""
-        rows, end, lengths, tokens, tree, layout = columns
+        rows, end, _, tokens, tree, layout = columns
+        lengths = columns.committed(cache)
         with on_device_of(tokens):
             self._grow(cache.capacity)
             count, width = tokens.shape
@@ -129,6 +130,6 @@ class TritonDecoder(TritonLayers):
         """See `TriedDecoder`."""
         count = tokens.shape[1]
         cache = SlotCache(shapes, 1, self._dtype, tokens.device, count)
-        columns = PassColumns(range(1), count, tokens.new_zeros(1), tokens, None)
+        columns = PassColumns(range(1), count, None, tokens, None)
         final, taps = self.run_columns(cache, columns, range(len(self._layers) + 1))
         return taps.unbind(1), self.logits(final, cells(1, count, tokens.device), None).rows
