@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from eyas.errors import RequestError, UsageError
 from eyas.types import GrammarSpec, Request, SamplingParams
 from eyas.verify import compile_grammar, grammar_of
 from eyas.verify.constraint import Constraint, end_tokens
+from eyas.verify.grammar import tokenizer_json, vocabulary_of
 
 from .. import pairs
 
@@ -28,6 +30,17 @@ def tokens(text: str) -> list[int]:
 def constraint(spec: GrammarSpec) -> Constraint:
     grammar = compile_grammar(pairs.tokenizer(), spec)
     return Constraint(grammar, [pairs.tokenizer().eos_token_id])
+
+
+def test_padding_and_truncation_leave_the_vocabulary_alone() -> None:
+    """A grammar's forced tokens would be cut off, or followed by padding."""
+    cut = copy.deepcopy(pairs.tokenizer())
+    cut.backend_tokenizer.enable_truncation(2)
+    cut.backend_tokenizer.enable_padding(length=9)
+    assert json.loads(tokenizer_json(cut)) == json.loads(tokenizer_json(pairs.tokenizer()))
+    text = "Natalia sold 48/2 clips in May."
+    assert vocabulary_of(cut).tokenize_str(text) == tokens(text)
+    assert cut.backend_tokenizer.truncation is not None
 
 
 CHOICES = ["yes", 'n"o', "é\n", "yes, sir"]

@@ -110,7 +110,7 @@ def _with_preface(preface: str, source: str) -> str:
 
 
 def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:
-    vocabulary = _vocabulary(tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
     library = _library()
     source = grammar_source(spec)
     matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
@@ -137,15 +137,28 @@ def slow_mask_executor() -> Any:
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Any) -> Any:
-    """llguidance's trie of a tokenizer's vocabulary; building one takes about a second for a large tokenizer."""
+def vocabulary_of(tokenizer: Any) -> Any:
+    """llguidance's trie of a tokenizer's vocabulary; building one takes about a second for a large tokenizer.
+
+    Raises UsageError for a slow tokenizer.
+    """
+    return _library().LLTokenizer(tokenizer_json(tokenizer), eos_token=tokenizer.eos_token_id)
+
+
+def tokenizer_json(tokenizer: Any) -> str:
+    """A fast tokenizer as its `tokenizer.json`, without padding and truncation. Raises UsageError for a slow one.
+
+    `llguidance.hf.from_tokenizer` copies the tokenizer for this, which takes another second.
+    """
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UsageError(f"constrained output needs a fast tokenizer, but this model has {type(tokenizer).__name__}")
-    from llguidance.hf import from_tokenizer
-
-    return from_tokenizer(tokenizer)
+    backend = tokenizer.backend_tokenizer
+    text: str = backend.to_str()
+    if backend.padding is None and backend.truncation is None:
+        return text
+    return json.dumps(json.loads(text) | {"padding": None, "truncation": None}, ensure_ascii=False)
 
 
 def _library() -> Any:
@@ -189,7 +202,7 @@ def lark_marker(text: str, tokenizer: Any) -> str:
     llguidance treats added tokens in angle brackets as special, whether or not the tokenizer does.
     """
     number = tokenizer.get_added_vocab().get(text)
-    alone = number is not None and _vocabulary(tokenizer).is_special_token(number)
+    alone = number is not None and vocabulary_of(tokenizer).is_special_token(number)
     return f"<[{number}]>" if alone else lark_literal(text)
 
 

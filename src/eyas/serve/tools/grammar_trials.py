@@ -27,7 +27,7 @@ from typing import Any
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
-from eyas.verify.grammar import LIMITS, cached_grammar, grammar_source
+from eyas.verify.grammar import LIMITS, cached_grammar, grammar_source, tokenizer_json, vocabulary_of
 
 _INHERITED = frozenset(
     "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
@@ -151,6 +151,7 @@ class GrammarChild:
 
     def _start(self, tokenizer: Any) -> None:
         self.close()
+        vocabulary = {"vocabulary": tokenizer_json(tokenizer), "end": tokenizer.eos_token_id}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "eyas.serve.tools.grammar_child"],
             stdin=subprocess.PIPE,
@@ -160,8 +161,9 @@ class GrammarChild:
             env=_environment(),
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
-        vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
-        if self._send(vocabulary, _CLOCK_FACTOR * _START_SECONDS) is None:
+        self._write(vocabulary)
+        vocabulary_of(tokenizer)  # the server needs its own, and reads it while the child does
+        if self._answer(_CLOCK_FACTOR * _START_SECONDS) is None:
             busy = self.running
             self.close()
             if busy:
@@ -170,14 +172,20 @@ class GrammarChild:
 
     def _send(self, message: dict[str, Any], seconds: float) -> str | None:
         """Send a line to the child and wait for its answer; None if none comes in time."""
+        self._write(message)
+        return self._answer(seconds)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        """Send a line to the child; one that has ended gives no `_answer`."""
         assert self._process is not None
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            return None
+
+    def _answer(self, seconds: float) -> str | None:
+        assert self._process is not None
+        assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:  # select() can't take large file descriptors
             selector.register(self._process.stdout, selectors.EVENT_READ)
             ready = selector.select(seconds)
