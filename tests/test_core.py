@@ -69,6 +69,7 @@ def test_the_core_runs_without_the_labs(tmp_path: Path, without_labs: Path) -> N
     assert f"decoded 0 {without_labs}" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_imports_none_that_are_there(tmp_path: Path) -> None:
     done = decoded(tmp_path, SOURCE.parent, ("eyas.labs",))
     assert done.returncode == 0, done.stderr

@@ -113,6 +113,7 @@ def test_impossible_engines_are_refused() -> None:
         Engine(tiny.target(), prefill_chunk=0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("batch", [2, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_batch_does_not_change_the_output(batch: int, temperature: float) -> None:
@@ -229,6 +230,7 @@ def test_statistics_agree_with_each_other(tree: str | None) -> None:
     assert sum(total.accepted_histogram) == total.target_passes
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("tree", [None, "chain:3"])
 def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ def _run(engine: Engine) -> list[Completion]:
     return engine.generate([Request(tuple(p), params) for p in tiny.prompts(*LENGTHS)])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_the_reference_wanders(name: str) -> None:
     """A model that repeats itself would hide a wrong acceptance."""
@@ -40,6 +41,7 @@ def test_the_reference_wanders(name: str) -> None:
     assert len({tuple(tokens) for tokens in _reference(name)}) == len(LENGTHS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "shape"), tiny.sample([*tiny.ARCHITECTURES], [("dynamic:4,3,8", 1), ("chain:4", 4), (RAGGED, 4)])
 )
@@ -50,6 +52,7 @@ def test_equal_with_a_disagreeing_drafter(name: str, shape: tuple[str, int]) -> 
     assert [c.token_ids for c in done] == _reference(name)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "kind"), [("llama", kind) for kind in tiny.KINDS] + tiny.sample(("gemma2", "deepseek3"), [*tiny.KINDS])
 )

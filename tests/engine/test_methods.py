@@ -79,6 +79,7 @@ def test_no_method_is_missing() -> None:
     assert set(METHODS) >= {*WEIGHTLESS, *tiny.KINDS, "draft_model"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("method", "temperature"), AT)
 def test_eight_at_once_answer_as_one_does_alone(method: str, temperature: float) -> None:
     engine = engine_of(method, BATCH)

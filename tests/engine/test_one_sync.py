@@ -78,6 +78,7 @@ class Answers:
         return torch.nn.functional.pad(given, (0, len(fetched) - len(given)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("tree", "drafting", "tokens"),
@@ -153,6 +154,7 @@ class Drafting(Restless):
         return self.tree
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_round_of_auto_asks_once(

@@ -30,6 +30,7 @@ def drafter(name: str) -> Drafter:
     return PredictionDrafter(CPU) if name == "prediction" else SuffixDrafter(CPU)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["suffix", "eagle3+suffix", "prediction", "eagle3+prediction"])
 def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, temperature: float) -> None:

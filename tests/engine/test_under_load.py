@@ -155,6 +155,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "tree"), tiny.sample([*LIMITS], TREES))
 def test_fixed_trees(name: str, tree: str | None) -> None:
     limits = LIMITS[name]

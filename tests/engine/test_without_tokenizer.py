@@ -84,6 +84,7 @@ def swap(model: Any, one: int, other: int) -> None:
         part[[one, other]] = part[[other, one]].clone()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ALL)
 def test_answers_end_where_transformers_ends_them(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path)

@@ -105,6 +105,7 @@ SIXTY_FOURTHS = st.integers(-200, -1).map(lambda n: n / 64)  # whose sums are ex
 TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05, BINS)])[None])
 
 
+@pytest.mark.every(2)
 @given(st.lists(proposals(SIXTY_FOURTHS), min_size=1, max_size=3).filter(lambda rows: any(row.tokens for row in rows)))
 @pytest.mark.parametrize(
     "spec",

@@ -116,6 +116,7 @@ def test_a_host_keeps_the_nodes_that_a_device_keeps(spec: TreeSpec, rows: int, s
     assert spec.keep_on_host(scores.tolist(), allowed.tolist()) == kept.tolist()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", SPECS)
 @given(pair=pairs())
 def test_a_union_holds_what_either_has_and_nothing_else(text: str, pair: Pair) -> None:

@@ -69,6 +69,7 @@ def bad(answer: list[int]) -> tuple[tuple[int, ...], ...]:
     return (tuple(answer[9:10]), tuple(answer[2:4]), tuple(answer[5:8]))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,4,12", 4)])
 def test_speculation_changes_nothing_and_the_words_stay_out(tree: str, batch: int, temperature: float) -> None:

@@ -72,6 +72,7 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
     assert sum(one.stats.walked for one in done) > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "batch"), [("llama", 1), ("gemma3", 3), ("gpt2", 3), ("mistral", 3), ("deepseek3", 3), ("gptoss", 3)]
 )

@@ -63,6 +63,7 @@ def engine_of(target: Any, drafter: Any, tree: str = "dynamic:3,12,40", rows: in
     return engine, engine.speculation.drafter
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "tree", "temperature"),
     tiny.sample(["eagle3", "eagle1", "mla", "medusa"], ["dynamic:3,12,40", "chain:3", "shared:3,8,60"], [0.0, 1.0]),

@@ -34,7 +34,7 @@ def app() -> Any:
 
 EVERY = 11
 """Of the thousands of requests that leave out or change one thing after the other, one of so many is always sent."""
-EVERY_OPERATION = 3
+EVERY_OPERATION = 5
 """One of so many of the API's operations is always tried."""
 
 

@@ -69,6 +69,7 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
     return loss
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_loss_and_gradients_are_those_of_chains_written_out(name: str) -> None:
     """All parameters, head and embedding included, in float64."""

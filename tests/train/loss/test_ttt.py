@@ -72,6 +72,7 @@ def kept(tokens: Tensor, taps: Tensor, row: int, window: Window) -> tuple[Tensor
     return tokens[:, [0, *following]], taps[:, pairs], row - dropped
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "pairs"), tiny.sample(WINDOWED, [1, 4, 8]))
 def test_in_a_window_every_row_is_the_chain_decoding_would_make(name: str, pairs: int) -> None:
     """Decoding reads nothing but the pairs of the window, from position 0 on."""
@@ -104,6 +105,7 @@ def test_two_layers_in_a_window_are_trained_as_the_drafter_decodes() -> None:
         torch.testing.assert_close(drafter.pairs.normed[0], states[row].detach(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_flow_through_the_whole_chain(name: str) -> None:
     """Gradients of all parameters, by way of the drafter's own guesses, are those of the chains written out."""
