@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from eyas.errors import QueueFullError, RequestError
+from eyas.serve.tools import grammar_trials
 from eyas.serve.tools.grammar_trials import GrammarChild, GrammarTrials
 from eyas.types import GrammarSpec
 from eyas.verify.grammar import grammar_source
@@ -60,6 +61,23 @@ def test_what_has_passed_isnt_tried_again(trials: GrammarTrials) -> None:
     trials.close()
     trials.compile(pairs.tokenizer(), GOOD)
     assert not any(child.running for child in trials._children)
+
+
+def test_a_vocabulary_that_can_not_be_read_leaves_no_child_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer to the vocabulary would pass for that to the next grammar."""
+
+    def broken(_tokenizer: Any) -> None:
+        raise ValueError("no such model")
+
+    child = GrammarChild()
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_trials, "vocabulary_of", broken)
+        with pytest.raises(ValueError, match="no such model"):
+            child.compile(pairs.tokenizer(), grammar_source(GOOD), 2.0)
+    assert not child.running
+    with pytest.raises(RequestError, match="breaks the compiler"):
+        child.compile(pairs.tokenizer(), grammar_source(DEEP), 2.0)
+    child.close()
 
 
 class Child:

@@ -162,7 +162,11 @@ class GrammarChild:
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         self._write(vocabulary)
-        vocabulary_of(tokenizer)  # the server needs its own, and reads it while the child does
+        try:
+            vocabulary_of(tokenizer)  # the server needs its own, and reads it while the child does
+        except Exception:
+            self.close()  # or its answer to this would pass for that to the first grammar
+            raise
         if self._answer(_CLOCK_FACTOR * _START_SECONDS) is None:
             busy = self.running
             self.close()
