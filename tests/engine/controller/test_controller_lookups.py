@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from math import log
 
@@ -154,6 +155,29 @@ def test_long_copies_that_come_true_are_verified_at_once_and_wrong_ones_no_longe
     simulation.text = CopiedText(right, wrong, seed=2, share=1.0, sure=0.02)
     simulation.run(made, 60)
     assert simulation.run(made, 200) >= 0.98 * plain_rate(rows)
+
+
+def test_rounds_that_find_nothing_are_learned_from_together_and_a_copy_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast = replace(MACHINE, unit=MACHINE.unit / 10)
+    ticks = itertools.count()
+    made = controller(fast, clock=lambda: 1e-4 * next(ticks), looks_up=True, computes=False)
+    learned = []
+    learn = made.arm.learn
+    monkeypatch.setattr(made.arm, "learn", lambda record, *others: learned.append(record) or learn(record, *others))
+    simulation = Lookups(fast, CopiedText([1.0], [1.0], seed=3, share=0.1, sure=0.9))
+    rounds, most, copies = 0, 0, 0
+    while copies < 20:
+        lengths = simulation.current_lengths()
+        record = simulation.round(made.plan(simulation.texts, lengths))
+        made.learn(record)
+        rounds += 1
+        most = max(most, rounds - len(learned))
+        if record.tokens > record.rows:
+            copies += 1
+            assert learned[-1] is record
+    assert most > 3
 
 
 def test_rare_copies_are_never_missed() -> None:
