@@ -137,10 +137,10 @@ compat-%:
 wheel: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
 
-# mypy and the compiler take a core each; without `kernels`, all test processes would compile the kernels
+# without `kernels`, all test processes would compile the kernels; mypy runs where tests wait for servers and clocks
 test: install lint
-	$(MAKE) -j 3 types kernels browser
-	$(MAKE) unit
+	$(MAKE) -j 2 kernels browser
+	$(MAKE) -j 2 types unit
 
 lint: install
 	$(RUN)/ruff check .

@@ -62,6 +62,7 @@ def test_equal_with_every_kind_of_drafter(name: str, kind: str) -> None:
     assert [c.token_ids for c in done] == _reference(name)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "tree", "batch"), tiny.sample([*tiny.ARCHITECTURES], (*TREES, RAGGED), (4, 1)))
 def test_equal_with_a_drafter_that_is_often_right(name: str, tree: str, batch: int) -> None:
     """Full, partial and no acceptance, on paths that lie anywhere among the cache's columns."""

@@ -186,6 +186,7 @@ def test_prompts_in_pieces_leave_the_same_bits(name: str, kind: str) -> None:
     assert all(one[row].any() for row in (0, 1, 3))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", tiny.RECURRENT)
 def test_prompts_in_pieces_leave_the_same_states(name: str) -> None:
     target = tiny.target(name)

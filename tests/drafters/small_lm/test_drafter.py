@@ -131,6 +131,7 @@ def draft(drafter: SmallLmDrafter, tree: str, rows: range = range(3), temperatur
     return drafter.draft(rows, parse_tree(tree), sampler.coupling(rows, True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.skipif(kernels() is None, reason="no native kernels here")
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("vocabulary", ["same", "other"])

@@ -308,6 +308,7 @@ def saved(served_target: ServedTarget, tmp_path_factory: pytest.TempPathFactory)
     return save
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "consumer"), tiny.sample([*TABLE], ALL))
 def test_a_round_trip_or_a_refusal(
     name: str, consumer: str, saved: Callable[[str], Saved], served_target: ServedTarget, tmp_path: Path

@@ -337,6 +337,7 @@ MANY = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", MANY)
 def test_megabytes_of_wrong_values_are_refused_at_once(kind: str) -> None:
     """Told one by one they took minutes, while nobody else was answered."""

@@ -130,6 +130,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_every_split_is_read_alike(name: str) -> None:
     style = style_of(name)

@@ -238,6 +238,7 @@ def test_speculation_equals_plain_decoding_alone_and_in_batches(
         assert [done.token_ids for done in engine.generate(requests[:count])] == plain[:count]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash", "dspark", "jetspec", "xpress"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype: torch.dtype) -> None:

@@ -199,6 +199,7 @@ def test_a_window_that_is_off_by_one_is_found(by: int, scale: float, dtype: torc
     assert (tried(model, of_other_window(by)).native is None) == bool(by)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "scale", "dtype"),
     tiny.every_other(["llama", "gemma2", "olmo2", "mixtral", "gptoss", "deepseek3", "neox", "gpt2"], SCALES, TYPES),

@@ -112,6 +112,7 @@ def block_logits(network: BlockNetwork, blocks: Blocks, taps: Tensor, starts: Te
     return network.joined_logits(network.joined(block, blocks.before))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rows_are_what_decoding_computes(name: str) -> None:
     network = build(name).eval().requires_grad_(False)
@@ -270,6 +271,7 @@ def move(ways: list[tuple[nn.Parameter, Tensor]], by: float) -> None:
         parameter.add_(way, alpha=by)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_groups_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss, metrics and gradients with the embedding's are the same however many blocks run together."""

@@ -36,6 +36,7 @@ def guesses(rows: ChainRows, step: int, width: int) -> list[tuple[int, int]]:
     return [divmod(int(s), width) for s, g in zip(starts, rows.guesses[step], strict=True) if g >= 0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_row_is_the_chain_decoding_would_make(name: str, dtype: torch.dtype) -> None:
