@@ -29,7 +29,6 @@ from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.window.layers import SlidingWindow
 from eyas.errors import CheckpointError, UnsupportedModelError
-from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute
 from eyas.targets.linears import PrepackedLinear
@@ -515,12 +514,7 @@ def run_pass(
         done = cache.graphs.run(kind, cache, rows, staged, inputs, compute)
         if done is not None:
             return done
-    return compute(rows, None, device_lengths(cache, rows, inputs[0].device), *inputs)
-
-
-def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
-    """[R] the number of committed columns of each row."""
-    return to_device(cache.lengths[rows.start : rows.stop], device)
+    return compute(rows, None, cache.device_lengths(rows), *inputs)
 
 
 def staged_attention(cache: SlotCache, rows: range, stage: StagedPass) -> Attend:

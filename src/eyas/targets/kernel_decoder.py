@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.slots import SlotCache
 from eyas.targets.states import SlotStates
@@ -42,9 +41,7 @@ class PassColumns(NamedTuple):
 
     def committed(self, cache: SlotCache) -> Tensor:
         """[R] the number of committed columns, on the device."""
-        if self.lengths is not None:
-            return self.lengths
-        return to_device(cache.lengths[self.rows.start : self.rows.stop], cache.device)
+        return cache.device_lengths(self.rows) if self.lengths is None else self.lengths
 
 
 class KernelDecoder(Protocol):

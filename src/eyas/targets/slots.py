@@ -149,6 +149,10 @@ class SlotCache:
         """Number of committed columns of the longest of `rows`, behind which its staging columns begin."""
         return max(self.lengths[rows.start : rows.stop], default=0)
 
+    def device_lengths(self, rows: range) -> Tensor:
+        """[R] the number of committed columns of each of `rows`, on the device."""
+        return to_device(self.lengths[rows.start : rows.stop], self.device)
+
     def reserve(self, columns: int, staged: int = 0) -> None:
         """Make room for `columns` columns, keeping `staged` staged ones of each row.
 

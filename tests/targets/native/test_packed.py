@@ -79,7 +79,7 @@ def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    kind=st.sampled_from(WeightFormat), tokens=st.integers(1, 20) | st.integers(33, 40), out=st.integers(1, 20),
+    kind=st.sampled_from(WeightFormat), tokens=st.integers(1, 20) | st.integers(33, 40), out=st.integers(1, 50),
     width=st.integers(1, 200), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(

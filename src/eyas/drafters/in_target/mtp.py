@@ -35,7 +35,7 @@ from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.gguf_heads import find_heads, read_heads
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
-from eyas.drafters.network import Attend, DraftNetwork, StagedPass, device_lengths, shapes_of, staged_attention
+from eyas.drafters.network import Attend, DraftNetwork, StagedPass, shapes_of, staged_attention
 from eyas.drafters.weightless import METHODS
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.gguf_config import FULL, LINEAR
@@ -432,7 +432,7 @@ class CascadeProposer(Proposer):
         if layout is not None:  # outputs are shifted by one token within each row
             tokens = layout.pad(tokens)
             hidden = layout.pad(hidden)
-        lengths = device_lengths(cache, rows, tokens.device)
+        lengths = cache.device_lengths(rows)
         steps = torch.arange(width, device=tokens.device)
         positions = lengths.unsqueeze(1) + steps  # [R, Q]
         before = self._before(cache, rows, lengths)

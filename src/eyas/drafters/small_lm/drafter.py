@@ -31,7 +31,7 @@ from eyas.drafters.history import History, HistoryDrafter, TokenPairs
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import DrafterMismatchError, UnsupportedModelError, UsageError
 from eyas.hub import find_adapter
-from eyas.runtime import inference, to_device
+from eyas.runtime import inference
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.native.decoder import Staged
 from eyas.targets.native.levels import Choices, Roots, beam_search
@@ -500,7 +500,7 @@ class StagedLevels:
     def _modules(self, frontier: Frontier, first: int) -> Tensor:
         target, tokens = self._target, frontier.tokens
         width = tokens.shape[1]
-        lengths = to_device(self._cache.lengths[self._rows.start : self._rows.stop], target.device)
+        lengths = self._cache.device_lengths(self._rows)
         itself = torch.eye(width, dtype=torch.bool, device=target.device).expand(len(tokens), -1, -1)
         parents = frontier.parents.unsqueeze(2).expand(-1, -1, first)
         self._seen = torch.cat((self._seen.gather(1, parents), itself), dim=2)
