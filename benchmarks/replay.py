@@ -17,8 +17,12 @@ Copies need no beams, as what was found follows from the tokens alone:
     python -m benchmarks.replay answers MODEL RECORDING.npz --prompts EDITS.jsonl HUMANEVAL.jsonl --costs COSTS.json
     python -m benchmarks.replay copies RECORDING.npz --method suffix
 
+    python -m benchmarks.replay shapes RECORDING.npz --rows 1 4
+    python -m benchmarks.replay lures RECORDING.npz --further 0.15
+
 `copies` prints, for each set of prompts, how many times faster `auto` and the best of ten fixed shapes are than plain
-decoding, from the first answer on and from the third.
+decoding, from the first answer on and from the third. `shapes` does so for a network's drafts, and `lures` decodes
+texts made to defeat them.
 
 Shapes: P positions, M candidates of a beam, R rows, W beam nodes, K children offered by each.
 """
@@ -26,6 +30,7 @@ Shapes: P positions, M candidates of a beam, R rows, W beam nodes, K children of
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -55,7 +60,7 @@ from eyas.text.template import encode_chat
 from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import ValueTable
-from eyas.types import Request, SamplingParams
+from eyas.types import Owner, Request, SamplingParams
 from eyas.verify import Coupling
 
 WIDTH, DEPTH = 8, 10
@@ -174,9 +179,45 @@ class Answer:
             row[parents[starts] + 1] = starts
         return found
 
+    def guessed(self, at: int) -> int:
+        """How many of the likeliest guesses after position `at` come true."""
+        node = -1
+        for right, wanted in enumerate(self.tokens[at + 1 :]):
+            node = int(self.first[at, node + 1])
+            if node < 0 or self.ids[at, node] != wanted:
+                return right
+        return len(self.tokens) - at - 1
 
-def load(recording: Path) -> tuple[list[Answer], CostTable]:
-    """The answers of a recording, and the costs of the machine that made it."""
+
+def lure(answers: Sequence[Answer], draw: np.random.Generator, stretch: int, length: int = 160) -> Answer:
+    """A text made to defeat drafts (arXiv 2610.10929): easy to guess for a `stretch` of tokens, then not, and so on.
+
+    Easy stretches are some of the best guessed ones of `answers`. In between no guess comes true, and the drafter is as
+    sure of itself: it offers the beams of easy ones.
+    """
+    found = [
+        (sum(answer.guessed(at) for at in range(first, first + stretch)), number, first)
+        for number, answer in enumerate(answers)
+        for first in range(0, len(answer.tokens) - stretch - 1, stretch)
+    ]
+    easy = sorted(found, reverse=True)[: max(8, len(found) // 50)]
+    tokens = [_UNKNOWN]
+    beams = list[tuple[Indices, Indices, Floats]]()
+    while len(tokens) < length:
+        for true in (True, False):
+            _, number, first = easy[draw.integers(len(easy))]
+            source, part = answers[number], slice(first, first + stretch)
+            beams.append((source.ids[part], source.parents[part], source.logprob[part]))
+            tokens += source.tokens[first + 1 : first + stretch + 1] if true else [_UNKNOWN] * stretch
+    ids, parents, logprob = (np.concatenate(parts) for parts in zip(*beams, strict=True))
+    return Answer("lure", 100, tokens, ids, parents, logprob)
+
+
+def load(recording: Path, further: float = 1.0) -> tuple[list[Answer], CostTable]:
+    """The answers of a recording, and the costs of the machine that made it.
+
+    Its passes' further tokens take only the share `further` of their time, as where wide passes are cheap.
+    """
     with np.load(recording) as file:
         answers = list[Answer]()
         while f"{len(answers)}.answer" in file:
@@ -185,7 +226,12 @@ def load(recording: Path) -> tuple[list[Answer], CostTable]:
             ids, parents = (file[f"{number}.{name}"].astype(np.int64) for name in ("tokens", "parents"))
             tokens = file[f"{number}.answer"].tolist()
             answers.append(Answer(kind, int(prompt), tokens, ids, parents, file[f"{number}.logprob"]))
-        return answers, CostTable.model_validate_json(str(file["costs"]))
+        costs = CostTable.model_validate_json(str(file["costs"]))
+    seconds = np.array(costs.pass_by_tokens.seconds)
+    passes = costs.pass_by_tokens.model_copy(
+        update={"seconds": tuple((seconds[0] + further * (seconds - seconds[0])).tolist())}
+    )
+    return answers, costs.model_copy(update={"pass_by_tokens": passes})
 
 
 @dataclass
@@ -203,6 +249,10 @@ class Row:
     @property
     def length(self) -> int:
         return self.answer.prompt + self.at + 1
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.answer.tokens) - 1
 
     def children(self, node: int, count: int) -> tuple[list[int], list[int], list[float]]:
         """The `count` best children of a beam's node (-1 = the root): nodes, tokens, log-probabilities."""
@@ -284,6 +334,8 @@ class Replay:
         self._live: list[Row] = []
         self._begun = 0
         """Answers so far."""
+        self.taken: dict[int, float] = {}
+        """The seconds of each answer from its beginning to its end, by its number."""
         self._host = 0.0
         """Seconds that the controller has taken since the last round."""
         self._drafted = False
@@ -309,27 +361,31 @@ class Replay:
         arm.gain.learn = analyze  # type: ignore[method-assign, assignment]
         return Controller(costs, arm, clock=self.clock)
 
-    def run(self, answers: Sequence[Answer], controller: Controller | None) -> float:
-        """The seconds that all answers take; without a controller, by plain rounds."""
+    def run(self, answers: Sequence[Answer], chosen: Controller | TreeSpec | None) -> float:
+        """The seconds that all answers take under a controller, or with a fixed tree; None = by plain rounds."""
         waiting = list(answers)
         while waiting or self._live:
             pairs = 0
             while waiting and len(self._live) < self._rows:
                 answer = waiting.pop(0)
                 self._live.append(Row(answer, self._begun, unread=answer.prompt))
+                self.taken[self._begun] = -self.seconds
                 self._begun += 1
                 pairs += answer.prompt
-            self._round(controller, pairs)
-            self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
+            self._round(chosen, pairs)
+            for row in self._live:
+                if row.done:
+                    self.taken[row.text] += self.seconds
+            self._live = [row for row in self._live if not row.done]
         return self.seconds
 
-    def _round(self, controller: Controller | None, pairs: int) -> None:
+    def _round(self, chosen: Controller | TreeSpec | None, pairs: int) -> None:
         live, costs = self._live, self._costs
         texts, lengths = [row.text for row in live], [row.length for row in live]
         overhead = self._spend()
-        spec = None
-        if controller is not None:
-            spec = controller.plan(texts, lengths, [self._sampled] * len(live), [row.unread for row in live])
+        spec = chosen if isinstance(chosen, TreeSpec) else None
+        if isinstance(chosen, Controller):
+            spec = chosen.plan(texts, lengths, [self._sampled] * len(live), [row.unread for row in live])
         tree = DraftTree.empty(len(live), CPU)
         drafting = 0.0
         observing = 0.0
@@ -351,10 +407,10 @@ class Replay:
             observing = float(costs.observe_seconds(emitted, len(live))) + _DRAFTED
         factor = next(self._noise)
         self.seconds += drafting + passing + observing
-        if controller is not None:
+        if isinstance(chosen, Controller):
             draft = None if spec is None else VerifiedDraft(tree, paths)
             seconds = factor * (drafting + passing + observing)
-            controller.learn(
+            chosen.learn(
                 RoundRecord(
                     texts,
                     lengths,
@@ -472,7 +528,7 @@ class CopyReplay:
         while begun < len(answers) or self._live:
             while begun < len(answers) and len(self._live) < self._rows:
                 row = len(self._live)
-                self._drafter.pairs.begin(row, answers[begun].prompt, "user")
+                self._drafter.pairs.begin(row, answers[begun].prompt, Owner("user"))
                 self._live.append((begun, 1))
                 self._commit(row, [*answers[begun].prompt[1:], answers[begun].tokens[0]])
                 begun += 1
@@ -746,6 +802,110 @@ def compare(
     report({"answers": len(answers), "seeds": seeds, "unit": "percent of `speedup`"}, output, rows)
 
 
-main = script(record, compare, answers, copies)
+DRAFTED = (
+    "chain:1",
+    "chain:2",
+    "chain:3",
+    "chain:4",
+    "chain:6",
+    "chain:8",
+    "dynamic:3,2,6",
+    "dynamic:4,3,8",
+    "dynamic:5,4,15",
+    "dynamic:8,4,24",
+)
+"""The fixed shapes with which a network's trees are compared."""
+
+
+def shapes(
+    recording: Path,
+    *,
+    rows: Annotated[Sequence[int], "answers that are decoded together; 1: a result for each set"] = (1, 4),
+    further: Annotated[float, "seconds of a pass's further tokens, as a share of the recording's"] = 1.0,
+    seeds: int = 2,
+    sampled: Annotated[bool, "the recording has a temperature"] = False,
+    output: Output = None,
+) -> None:
+    """`auto` and fixed shapes with a network's drafts, nothing learned before; speedups over plain decoding."""
+    torch.set_num_threads(1)
+    recorded, costs = load(recording, further)
+    found: list[dict[str, Any]] = []
+    for count, kind in [(n, kind) for n in rows for kind in (("all",) if n > 1 else sets_of(recorded))]:
+        own = [answer for answer in recorded if kind in ("all", answer.kind)]
+        seconds: dict[str, float] = {}
+        for seed in range(seeds):
+            draw = np.random.default_rng(seed)
+            order = [own[index] for index in draw.permutation(len(own))]
+            for name in ("plain", "auto", *DRAFTED):
+                replay = Replay(costs, count, Noise().factors(draw), sampled)
+                chosen: Controller | TreeSpec | None = None if name == "plain" else replay.controller(CostModel(costs))
+                if name in DRAFTED:
+                    chosen = parse_tree(name)
+                seconds[name] = seconds.get(name, 0.0) + replay.run(order, chosen)
+        best = min(DRAFTED, key=seconds.__getitem__)
+        found.append(
+            {
+                "rows": count,
+                "set": kind,
+                "auto": round(seconds["plain"] / seconds["auto"], 3),
+                "best shape": best,
+                "its speedup": round(seconds["plain"] / seconds[best], 3),
+                "auto / best": round(min(seconds["plain"], seconds[best]) / seconds["auto"], 3),
+            }
+        )
+    about = {"recorded": len(recorded), "further": further, "seeds": seeds, "unit": "times plain decoding"}
+    report(about, output, found)
+
+
+def sets_of(recorded: Sequence[Answer]) -> list[str]:
+    """The sets of prompts that answers belong to."""
+    return list(dict.fromkeys(answer.kind for answer in recorded))
+
+
+STRETCHES = (2, 4, 8, 16, 32, 64)
+"""Tokens of a stretch that is easy to guess, or isn't."""
+
+
+def lures(
+    recording: Path,
+    *,
+    further: Annotated[float, "seconds of a pass's further tokens, as a share of the recording's"] = 1.0,
+    seeds: int = 3,
+    output: Output = None,
+) -> None:
+    """Answers made to defeat a network's drafts, alone and beside three recorded ones: their speed over plain rounds.
+
+    One row for each length of the stretches, number of rows, and number of recorded answers that came before.
+    """
+    torch.set_num_threads(1)
+    recorded, costs = load(recording, further)
+    found: list[dict[str, Any]] = []
+    for rows, before, stretch in itertools.product((1, 4), (0, 12), STRETCHES):
+        draw = np.random.default_rng(stretch)
+        made = [lure(recorded, draw, stretch) for _ in range(8)]
+        ratios: dict[str, list[float]] = {"lure": [], "others": []}
+        for seed in range(seeds):
+            others = [recorded[index] for index in np.random.default_rng(seed).permutation(len(recorded))]
+            order, others = others[:before], others[before:]
+            for one in made:
+                order += [one, *others[: rows - 1]]
+                others = others[rows - 1 :]
+            noise = [Noise().factors(np.random.default_rng(seed)) for _ in range(2)]
+            plain, auto = (Replay(costs, rows, factors, False) for factors in noise)
+            plain.run(order, None)
+            auto.run(order, auto.controller(CostModel(costs)))
+            for number, answer in enumerate(order[before:], before):
+                kind = "lure" if answer.kind == "lure" else "others"
+                ratios[kind].append(plain.taken[number] / auto.taken[number])
+        row: dict[str, float] = {"rows": rows, "before": before, "stretch": stretch}
+        for kind, known in ratios.items():
+            if known:
+                row |= {kind: round(float(np.mean(known)), 3), f"worst of {kind}": round(min(known), 3)}
+        found.append(row)
+    about = {"recorded": len(recorded), "further": further, "seeds": seeds, "unit": "times plain decoding"}
+    report(about, output, found)
+
+
+main = script(record, compare, answers, copies, shapes, lures)
 if __name__ == "__main__":
     raise SystemExit(main())

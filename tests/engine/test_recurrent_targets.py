@@ -106,7 +106,7 @@ PRECISE = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(
     kernels() is None or tiny.DEVICE.type != "cpu", reason="elsewhere half precision is equal but for near-ties"
 )
