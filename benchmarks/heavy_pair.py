@@ -51,7 +51,7 @@ def padded(
         new[: len(old)] = old * (factor if old.shape != shape else 1.0)
         return new
     widths = inputs or [(old.shape[1], shape[1])]
-    parts = old.split([was for was, _ in widths], dim=1)
+    parts = torch.split(old, [was for was, _ in widths], dim=1)
     wider = [F.pad(part, (0, now - was)) for part, (was, now) in zip(parts, widths, strict=True)]
     return F.pad(torch.cat(wider, dim=1), (0, 0, 0, shape[0] - len(old)))
 

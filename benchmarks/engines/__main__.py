@@ -87,7 +87,7 @@ class TargetFolder(NamedTuple):
         found = find_target(name)
         file = found.gguf
         if file is None:
-            return cls(Path(found), None)
+            return cls(Path(found.source), None)
         read_model(found, read_config(found), torch.float32).save_pretrained(folder)
         load_tokenizer(found).save_pretrained(folder)
         return cls(folder, file)

@@ -24,6 +24,7 @@ from eyas.drafters import decoding
 from eyas.drafters.decoding import best_children
 from eyas.engine import run_round
 from eyas.engine.round import Slots
+from eyas.targets.native.levels import NativeLevels
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 from eyas.verify import Sampler
@@ -74,7 +75,7 @@ def _recorded_leads() -> Iterator[list[float]]:
         return best_children(logits, *rest)
 
     # a native search ranks all levels in one call, where no lead can be seen
-    one_by_one = patch.object(decoding.NativeLevels, "can_search", False)
+    one_by_one = patch.object(NativeLevels, "can_search", False)
     with one_by_one, patch.object(decoding, "best_children", recorded):
         yield found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.gpu.oracle import chain_trees
 from benchmarks.gpu.pairs import Sizes, make_pair
@@ -77,9 +77,11 @@ def passes(sizes: Sizes, device: torch.device) -> Outcome:
     for nodes in NODES:
         tokens = torch.arange(nodes, device=device).unsqueeze(0) + 5
         tree = chain_trees(tokens[:, 1:]) if nodes > 1 else DraftTree.empty(1, device)
-        seconds = _seconds(
-            lambda tree=tree, root=tokens[:, 0]: target.verify(cache, range(1), root, tree, ()).logits.best(), device
-        )
+
+        def verify(tree: DraftTree = tree, root: Tensor = tokens[:, 0]) -> object:
+            return target.verify(cache, range(1), root, tree, ()).logits.best()
+
+        seconds = _seconds(verify, device)
         row: Row = {
             "nodes": nodes,
             "passes": "modules" if target.decoder is None else target.decoder.name,

@@ -16,6 +16,7 @@ from eyas.drafters.base import Drafter, SlotPairs
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.static import StaticTree
+from eyas.types import Owner
 from eyas.verify import Coupling
 
 
@@ -58,7 +59,7 @@ class OracleDrafter(Drafter, SlotPairs):
     def slots(self) -> int:
         return len(self._lengths)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: Owner, prediction: Sequence[int] = ()) -> None:
         if self._network is not None:
             self._network.pairs.begin(slot, prompt, owner, prediction)
 
@@ -135,9 +136,9 @@ class OracleDrafter(Drafter, SlotPairs):
             self._network.pairs.truncate(slot, length)
 
     def move(self, source: int, target: int) -> None:
-        for state, empty in ((self._lengths, 0), (self._held, None), (self._expected, None)):
-            state[target] = state[source]
-            state[source] = empty
+        self._lengths[target], self._lengths[source] = self._lengths[source], 0
+        for state in (self._held, self._expected):
+            state[target], state[source] = state[source], None
         if self._network is not None:
             self._network.pairs.move(source, target)
 

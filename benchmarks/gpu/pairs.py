@@ -133,7 +133,7 @@ def random_pair(sizes: Sizes, device: torch.device, own_kernels: bool = True, qu
         from eyas.targets.triton.packed_linears import quantize_linears  # imports triton
 
         quantize_linears(model, quantize)
-    shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
+    shape: dict[str, Any] = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
     config = Eagle3Config(
         **shape,
         draft_vocab_size=sizes.draft_vocab,

@@ -160,7 +160,7 @@ def device_work(step: Callable[[], object], count: int, round_ms: float) -> Row:
         for _ in range(count):
             step()
         torch.cuda.synchronize()
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     busy = sum(event.time_range.elapsed_us() for event in kernels) / 1e3 / count
     return {
         "device ms": round(busy, 3),

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,11 +51,11 @@ def as_on_cpu(device: torch.device) -> Outcome:
         there = copy.deepcopy(network).to(place)
         objective = _objective(there, copy.deepcopy(head).to(place), _moved(batch, place), bf16=False)
         loss = objective.micro_batch_loss(0).loss
-        loss.backward()
+        torch.autograd.backward(loss)
         gradient = torch.cat([p.grad.flatten().cpu() for p in there.parameters() if p.grad is not None])
         found.append((loss.detach().cpu(), gradient))
     (loss, gradient), (other_loss, other_gradient) = found
-    row = {
+    row: Row = {
         "what": "float32, against the CPU",
         "loss apart": float(abs(other_loss / loss - 1)),
         "gradient apart": float((other_gradient - gradient).norm() / gradient.norm()),
@@ -74,7 +75,7 @@ def step_time(sizes: Sizes, device: torch.device) -> Outcome:
         for _ in range(1 + sizes.repeats):
             began = time.perf_counter()
             loss = objective.micro_batch_loss(0).loss
-            loss.backward()
+            torch.autograd.backward(loss)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -167,7 +168,7 @@ def _captured(target: Target, chats: Path, store: Path) -> Row:
 def _problem(sizes: Sizes, device: torch.device) -> tuple[Eagle3Network, nn.Linear, FeatureBatch]:
     """A fresh drafter in the random pair's shape, a head, and a batch of one chat with a third of it prompt."""
     torch.manual_seed(0)
-    shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
+    shape: dict[str, Any] = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
     hidden = shape["hidden_size"]
     vocab = shape["vocab_size"]
     length = sizes.train_length
@@ -193,4 +194,6 @@ def _objective(network: Eagle3Network, head: nn.Linear, batch: FeatureBatch, bf1
 
 
 def _moved(batch: FeatureBatch, device: torch.device) -> FeatureBatch:
-    return FeatureBatch(*(None if part is None else part.to(device) for part in batch))
+    assert batch.final is not None  # of `_problem`
+    tokens, mask, taps, final = (part.to(device) for part in (batch.tokens, batch.loss_mask, batch.taps, batch.final))
+    return FeatureBatch(tokens, mask, taps, final)

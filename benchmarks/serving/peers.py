@@ -171,8 +171,8 @@ def main(
         servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
         for name, server in servers.items():
             auto = eyas_server("eyas", [*common, "--draft-model", pair.drafter, "--tree", "auto"])
-            pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
-            findings.add(f"{name} against ours", measured(pair, clients, plan=ServePlan(repeats, requests=6)))
+            both = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
+            findings.add(f"{name} against ours", measured(both, clients, plan=ServePlan(repeats, requests=6)))
 
 
 if __name__ == "__main__":

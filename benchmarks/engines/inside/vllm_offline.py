@@ -3,8 +3,11 @@
 python vllm_offline.py OUTPUT < {"model", "dtype", "speculation", "tokens", "prompts"}
 """
 
+from __future__ import annotations
+
 import json
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -31,7 +34,7 @@ def main() -> None:
         json.dump({"version": vllm.__version__, "answers": answers}, file)
 
 
-def counters(llm):
+def counters(llm: Any) -> dict[str, Any]:
     """Cumulative counters: a number each, or a number per position."""
     found = {metric.name.split(":")[1]: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
     return {name: metric.values if hasattr(metric, "values") else metric.value for name, metric in found.items()}
