@@ -838,9 +838,9 @@ def shapes(
             order = [own[index] for index in draw.permutation(len(own))]
             for name in ("plain", "auto", *DRAFTED):
                 replay = Replay(costs, count, Noise().factors(draw), sampled)
-                chosen: Controller | TreeSpec | None = None if name == "plain" else replay.controller(CostModel(costs))
-                if name in DRAFTED:
-                    chosen = parse_tree(name)
+                chosen: Controller | TreeSpec | None = parse_tree(name) if name in DRAFTED else None
+                if name == "auto":
+                    chosen = replay.controller(CostModel(costs))
                 seconds[name] = seconds.get(name, 0.0) + replay.run(order, chosen)
         best = min(DRAFTED, key=seconds.__getitem__)
         found.append(
