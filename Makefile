@@ -156,8 +156,9 @@ lint: install
 types: install
 	$(RUN)/mypy
 
+# from the sources, because `install` may be replacing the installed package at this moment
 kernels: $(VENV)/.core
-	$(RUN)/python -c "from eyas.targets.native.library import kernels; kernels()"
+	PYTHONPATH=src $(RUN)/python -c "from eyas.targets.native.library import kernels; kernels()"
 
 unit: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15
