@@ -392,7 +392,8 @@ class Replay:
         if spec is not None:
             tree = grown(spec, live)
             unread = sum(row.unread for row in live)
-            drafting = float(costs.draft_seconds(len(live), spec.max_fanout, tree.network.levels))
+            levels = spec.depth if spec is chosen else tree.network.levels  # a fixed shape drafts all of its levels
+            drafting = float(costs.draft_seconds(len(live), spec.max_fanout, levels))
             drafting += float(costs.observe_seconds(unread, len(live))) if unread else 0.0
         paths = [row.path(tree, index) for index, row in enumerate(live)]
         emitted = sum(map(len, paths))
