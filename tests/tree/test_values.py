@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.tree.values import NodeChoice, most_profitable, most_profitable_of_a_row
+from eyas.tree.values import NodeChoice, may_pay, most_profitable, most_profitable_of_a_row
 
 VALUES = st.lists(st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)), min_size=3, max_size=3), min_size=1, max_size=3)
 STEPS = st.lists(st.sampled_from((0.0, 0.1, 0.2, 0.4)), min_size=9, max_size=9)
@@ -72,3 +72,16 @@ def test_a_round_that_makes_more_than_its_price_is_worth_its_own_rate(
     assert choice.nodes == best
     if rows == 1:
         assert len(most_profitable_of_a_row(values[0], prices.tolist(), None, alone)) == best
+
+
+def test_a_draft_goes_on_where_further_levels_may_pay() -> None:
+    """Passes get dearer by steps: three nodes cost little, five to eight hardly more than four."""
+    prices = np.array([0.05, 0.05, 0.05, 1.0, 1.05, 1.1, 1.15, 1.2])
+    sure = np.array([0.96, 0.98, 0.94])
+    doubtful = np.array([0.8, 0.6, 0.45])
+    assert may_pay(sure, 0.94, 3, 8, prices, 0.01)
+    assert not may_pay(sure, 0.94, 3, 4, prices, 0.01), "one level more only reaches the dear step"
+    assert not may_pay(sure, 0.94, 3, 8, prices, 0.9), "levels are too dear"
+    assert not may_pay(sure, 0.94, 3, 8, prices[:3], 0.01), "no more nodes are allowed"
+    assert not may_pay(doubtful, 0.45, 3, 8, prices, 0.01)
+    assert may_pay(doubtful, 0.45, 3, 8, prices), "nothing but the shape ends drafts"

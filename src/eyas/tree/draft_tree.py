@@ -379,7 +379,8 @@ class BeamSearch(NamedTuple):
     """The complete growth of a batch of trees, for drafters that run it in one call.
 
     Every beam node offers its `width` best children; the `width` best paths so far are the next level's beam. It ends
-    after `depth` levels, or as soon as no drafting row has a beam whose score exceeds `least`.
+    after `depth` levels, as soon as no drafting row has a beam whose score exceeds `least`, or once further levels of a
+    single row can't pay (`values.may_pay`).
     """
 
     depth: int
@@ -395,6 +396,8 @@ class BeamSearch(NamedTuple):
     """Makes the finished trees from the result."""
     calibration: float = 1.0
     """What the values of nodes are multiplied by before they are compared with the prices."""
+    level_price: float = -math.inf
+    """What each further level must gain; -inf = levels don't end for that."""
 
     @classmethod
     def by_probability(cls, depth: int, width: int, finish: Callable[[BeamLevels], DraftTree]) -> BeamSearch:

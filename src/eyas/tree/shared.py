@@ -43,7 +43,7 @@ from eyas.tree.draft_tree import (
     all_valid,
 )
 from eyas.tree.dynamic import BeamGrowth, path_sums
-from eyas.tree.values import ValueTable, most_profitable, most_profitable_of_a_row, top_k_mask
+from eyas.tree.values import ValueTable, may_pay, most_profitable, most_profitable_of_a_row, top_k_mask
 
 _IMPOSSIBLE = -1e4
 """Replaces log-probabilities of minus infinity, so that the number of kept nodes is known beforehand."""
@@ -140,6 +140,8 @@ class PlannedTree(TreeSpec):
     alone: float | None = None
     """The price of the round without nodes. If it is given, nodes are chosen for the most tokens per price, where that
     is more than one (`values.most_profitable`)."""
+    level_price: float = -math.inf
+    """Tokens that a further level must gain in a single row, if `prices` choose; -inf = only the shape ends drafts."""
     padding_prices: tuple[float, ...] | None = None
     """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
     values: ValueTable | None = None
@@ -195,6 +197,7 @@ class PlannedTree(TreeSpec):
             self.row_prices if alone and self.prices is not None else None,
             partial(self._searched, batch, drafting),
             1.0 if self.calibrations is None else self.calibrations[0],
+            self.level_price,
         )
 
     def _searched(self, batch: int, drafting: Sequence[bool] | None, levels: BeamLevels) -> DraftTree:
@@ -427,9 +430,17 @@ class HostGrowth:
         return steps if values is None else values.on_host(steps, later, self._groups[:, None, None])
 
     def _wants_another_level(self) -> bool:
-        """Whether some row's next level may have a node that reaches the threshold."""
-        threshold = self._plan.shape.threshold
-        return threshold == 0.0 or any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting)
+        """Whether some row's next level may have a node that reaches the threshold, and may pay."""
+        plan = self._plan
+        threshold = plan.shape.threshold
+        if threshold > 0.0 and not any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting):
+            return False
+        if plan.prices is None or self._batch > 1 or not self._drafting:
+            return True
+        calibration = 1.0 if plan.calibrations is None else plan.calibrations[0]
+        values = calibration * np.exp(np.concatenate(self._scores, axis=1)[0], dtype=np.float64)
+        best = min(calibration * math.exp(self._beam_score[0, 0]), 1.0)
+        return may_pay(values, best, len(self._sizes), plan.depth, plan.row_prices, plan.level_price)
 
     def _selected(self, scores: Floats) -> npt.NDArray[np.bool_]:
         """[B, M] bool: the candidates that become nodes."""

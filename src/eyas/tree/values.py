@@ -189,6 +189,30 @@ def most_profitable_of_a_row(
     return order[: fast_nodes if fastest > 1.0 else nodes]
 
 
+def may_pay(values: Array, best: float, levels: int, depth: int, prices: Array, level_price: float = -math.inf) -> bool:
+    """Whether a row's levels after the first `levels`, up to `depth`, may gain more than they cost.
+
+    `values` [M] of its candidates so far, `best` that of the last level's best path. Each further level is taken to
+    have one more candidate worth verifying, and to multiply that path's value as the levels so far did on average. So a
+    draft goes on for several levels at once where passes get dearer by steps. `prices` [N] are what 1, 2, ... nodes
+    must gain in total, `level_price` what each further level must.
+    """
+
+    def profit() -> float:
+        taken = ranked[: len(prices)]
+        return max(0.0, float((taken.cumsum() - prices[: len(taken)]).max(initial=0.0)))
+
+    ranked = np.sort(values)[::-1]
+    now = profit()
+    step = best ** (1.0 / levels)
+    for further in range(1, depth - levels + 1):
+        best *= step
+        ranked = np.insert(ranked, np.searchsorted(-ranked, -best, side="right"), best)
+        if profit() - further * level_price > now:
+            return True
+    return False
+
+
 def top_k_mask(scores: Tensor, count: int) -> Tensor:
     """[B, M] bool: the `count` greatest of each row of `scores` [B, M]; among equals the earlier ones."""
     if not count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -412,6 +413,39 @@ def test_a_search_chooses_what_pays(
         sizes.add(found.size)
     assert sizes == {limit or 21} if not price else max(sizes) < 21
     assert (sizes == {0}) == (price == 2.0)
+
+
+def test_a_search_ends_where_further_levels_cannot_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the levels after which the modules' drafts end, too: sooner, the dearer a level is."""
+    drafter = native_drafter("eagle3", torch.float32)
+    draw = torch.Generator().manual_seed(0)
+    sampler = Sampler(1, tiny.VOCAB, torch.device("cpu"))
+    drafter.pairs.resize(1)
+    sampler.admit(0, SamplingParams(), [1, 2, 3], ())
+    table = ValueTable(np.linspace(1.0, 0.3, BINS) * np.ones((2, 2, 1)))
+    levels = dict[float, list[int]]()
+    for _ in range(5):
+        taps = torch.randn(1, 3, len(drafter.taps), tiny.HIDDEN, generator=draw)
+        drafter.observe(range(1), torch.randint(tiny.VOCAB, (1, 3), generator=draw), taps, [3])
+        for price in (-math.inf, 0.05, 0.2, 10.0):
+            plan = PlannedTree(
+                SharedTree(8, 2, 16),
+                prices=tuple(0.03 * count + 0.5 * (count > 3) for count in range(1, 17)),
+                level_price=price,
+                values=table,
+                calibrations=(0.9,),
+            )
+            trees = []
+            for whole in (True, False):
+                monkeypatch.setattr(NativeLevels, "can_search", whole)
+                trees.append(drafter.draft(range(1), plan, sampler.coupling(range(1), True), None))
+            found, expected = trees[0], depth_first(trees[1])
+            assert found.network.levels == expected.network.levels
+            assert torch.equal(found.tokens, expected.tokens)
+            levels.setdefault(price, []).append(found.network.levels)
+    assert set(levels[-math.inf]) == {8}
+    assert set(levels[10.0]) == {1}
+    assert 5 < sum(levels[0.2]) <= sum(levels[0.05]) < 40
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "jetspec"])

@@ -106,6 +106,7 @@ class Prospects:
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
         self._padding = partial(costs.padding_seconds, rows=rows)
+        self._draft = partial(costs.draft_seconds, rows)
         self.rows = rows
         self._known: dict[Shape, Prospect] = {}
         self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by the requested count
@@ -160,6 +161,10 @@ class Prospects:
     def added(self, nodes: float) -> float:
         """The seconds that `nodes` nodes add to the pass."""
         return float(self._pass(np.array([float(self.rows + nodes)]))[0]) - self.plain_seconds
+
+    def level_seconds(self, width: int) -> float:
+        """The seconds of a further level with a beam of `width`."""
+        return float(self._draft(width, 2.0) - self._draft(width, 1.0))
 
     def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
         """The tokens generated at `rate` per second in the time that 1, 2, ... `count` padded positions add."""

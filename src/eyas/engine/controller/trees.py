@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
@@ -112,6 +113,8 @@ class TreeArm(DraftArm):
                 calibrations=calibrations or None,
                 copy_exponents=copies or None,
                 keeps_candidates=keeps,
+                # what deeper levels offer is only learned from drafts that don't end where they can't pay
+                level_price=-math.inf if keeps else made.level_price,
                 looks_up=looks_up,
             )
         return self._made[key]
@@ -123,6 +126,7 @@ class TreeArm(DraftArm):
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
         most = _MAX_PER_ROW if rows == 1 else max(_MIN_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = alone = None
+        level_price = -math.inf
         if looks_up and self._counts_freely:
             # a copied passage may be as long as its price allows
             most = _MAX_PER_ROW
@@ -133,6 +137,7 @@ class TreeArm(DraftArm):
             rate = max(prospect.rate, self._prospects.plain_rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
+            level_price = rate * self._prospects.level_seconds(self._widths[shape.width])
             if looks_up:  # the forecast, and so the rate, doesn't include what is looked up
                 alone = rate * (prospect.seconds - self._prospects.added(nodes=prospect.nodes))
         return PlannedTree(
@@ -145,6 +150,7 @@ class TreeArm(DraftArm):
             ),
             prices=prices,
             alone=alone,
+            level_price=level_price,
             padding_prices=padding_prices,
         )
 
@@ -178,6 +184,8 @@ class TreeArm(DraftArm):
             self.gain.learn(record.texts, draft, groups, record.drafting)
         if spec.keeps_candidates:
             spent = clock() - began
+            further = max(0, draft.tree.network.levels - draft.tree.max_depth)  # most of them only for this
+            spent += further * self._prospects.level_seconds(spec.max_fanout)
             if self.recordings is not None and self.recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self.recordings.usual)
             self._analyzing.done(spent)

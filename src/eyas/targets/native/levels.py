@@ -141,6 +141,7 @@ def beam_search(
         *(array.ctypes.data for array in made),
         None if search.prices is None else search.prices.ctypes.data,
         search.calibration,
+        search.level_price,
         most,
         chosen.ctypes.data,
         chosen_logprobs.ctypes.data,

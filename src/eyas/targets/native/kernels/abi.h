@@ -212,6 +212,7 @@ struct Beam {                            // a beam search, see beam.h
     int64_t* beams;                      // [R, (D - 1) * K] of each level but the last: indices into the level's candidates
     const double* prices;                // [most] what 1, 2, ... nodes must gain together; null = none are chosen
     double calibration;                  // by which nodes' values are multiplied before that
+    double level_price;                  // what each further level must gain; -inf = levels don't end for that
     int64_t most;                        // the most nodes to choose, of a single row
     int64_t* chosen;                     // [1 + 3 * most] their number; candidates depth first, parents among them, tokens
     float* chosen_logprobs;              // [most + 1] of the paths; and last, the sum of the nodes' values

@@ -101,6 +101,31 @@ inline void choose(const Beam& beam, int64_t candidates) {
     }
 }
 
+// Whether levels after the first `levels` may gain more than they cost. Each is taken to have one more candidate that pays,
+// and to multiply the best path's value as the levels so far did on average. See eyas/tree/values.py.
+inline bool may_pay(const Beam& beam, int64_t candidates, int64_t levels, double best) {
+    std::vector<double> values;  // the greatest first
+    for (int64_t i = 0; i < candidates; i++)
+        if (!std::isnan(beam.scores[i])) values.push_back(beam.calibration * std::exp(static_cast<double>(beam.scores[i])));
+    std::sort(values.begin(), values.end(), std::greater<>());
+    auto profit = [&] {
+        double total = 0, most = 0;
+        for (int64_t i = 0; i < std::min<int64_t>(beam.most, values.size()); i++) {
+            total += values[i];
+            most = std::max(most, total - beam.prices[i]);
+        }
+        return most;
+    };
+    double path = std::min(beam.calibration * std::exp(best), 1.0);
+    const double now = profit(), step = std::pow(path, 1.0 / levels);
+    for (int64_t further = 1; levels + further <= beam.depth; further++) {
+        path *= step;
+        values.insert(std::upper_bound(values.begin(), values.end(), path, std::greater<>()), path);
+        if (profit() - further * beam.level_price > now) return true;
+    }
+    return false;
+}
+
 // Search below the committed pairs. `base` says where they are, and has the RoPE tables. Returns the number of levels
 // searched, or 0 if a token has no embedding.
 template <class T>
@@ -160,6 +185,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
             goes_on |= (!beam.drafting || beam.drafting[row]) && score[row * width] > beam.least;
         }
         begun += offered;
+        if (goes_on && beam.prices && level + 1 < beam.depth) goes_on = may_pay(beam, begun, level + 1, score[0]);
         if (level + 1 == beam.depth || !goes_on) {
             if (beam.prices) choose(beam, begun);
             return level + 1;
