@@ -830,8 +830,9 @@ def shapes(
     """`auto` and fixed shapes with a network's drafts, nothing learned before; speedups over plain decoding."""
     torch.set_num_threads(1)
     recorded, costs = load(recording, further)
+    sets = dict.fromkeys(answer.kind for answer in recorded)
     found: list[dict[str, Any]] = []
-    for count, kind in [(n, kind) for n in rows for kind in (("all",) if n > 1 else sets_of(recorded))]:
+    for count, kind in [(n, kind) for n in rows for kind in (("all",) if n > 1 else sets)]:
         own = [answer for answer in recorded if kind in ("all", answer.kind)]
         seconds: dict[str, float] = {}
         for seed in range(seeds):
@@ -856,11 +857,6 @@ def shapes(
         )
     about = {"recorded": len(recorded), "further": further, "seeds": seeds, "unit": "times plain decoding"}
     report(about, output, found)
-
-
-def sets_of(recorded: Sequence[Answer]) -> list[str]:
-    """The sets of prompts that answers belong to."""
-    return list(dict.fromkeys(answer.kind for answer in recorded))
 
 
 STRETCHES = (2, 4, 8, 16, 32, 64)

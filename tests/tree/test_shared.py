@@ -339,8 +339,19 @@ def test_a_text_whose_nodes_are_accepted_less_pays_more_for_them(seed: int, batc
 
 
 def test_a_search_of_one_row_has_the_prices_of_its_text() -> None:
-    plan = PlannedTree(SharedTree(2, 2, 4), prices=(0.2, 0.4, 0.6, 0.8), calibrations=(0.5,))
+    plan = PlannedTree(SharedTree(2, 2, 4), prices=(0.2, 0.4, 0.6, 0.8), calibrations=(0.5,), level_price=0.3)
     search = plan.search(1)
     assert search.calibration == 0.5
+    assert search.level_price == 0.3
     assert search.prices is not None
     assert search.prices.tolist() == [0.2, 0.4, 0.6, 0.8]
+
+
+def test_levels_that_come_in_one_call_are_all_taken() -> None:
+    """They cost nothing any more, so what a further level must gain ends only drafts that are made level by level."""
+    plan = PlannedTree(SharedTree(3, 1, 3), prices=(0.1, 0.2, 0.3), level_price=10.0)
+    growth = plan.start(1, torch.device("cpu"))
+    growth.expand_all([1, 1, 1], [[5, 6, 7]], [[-1, 0, 1]], [[-0.1, -0.1, -0.1]], [[False, False, False]])
+    assert growth.tree().tokens.tolist() == [[5, 6, 7]]
+    one_by_one = plan.start(1, torch.device("cpu"))
+    assert one_by_one.expand(torch.tensor([[[-0.1]]]), torch.tensor([[[5]]])) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -84,4 +85,4 @@ def test_a_draft_goes_on_where_further_levels_may_pay() -> None:
     assert not may_pay(sure, 0.94, 3, 8, prices, 0.9), "levels are too dear"
     assert not may_pay(sure, 0.94, 3, 8, prices[:3], 0.01), "no more nodes are allowed"
     assert not may_pay(doubtful, 0.45, 3, 8, prices, 0.01)
-    assert may_pay(doubtful, 0.45, 3, 8, prices), "nothing but the shape ends drafts"
+    assert may_pay(doubtful, 0.45, 3, 8, prices, -math.inf), "nothing but the shape ends drafts"

@@ -358,7 +358,7 @@ class HostGrowth:
             return None
         best = (-scores).argsort(axis=1, kind="stable")[:, :fanout]  # [B, W']
         self._beam_score = scores[self._rows, best]
-        if not self._wants_another_level():
+        if not (self._wants_another_level() and self._may_pay()):
             return None
         self._beam_logprob = logprobs[self._rows, best]
         self._beam_index = best + offset
@@ -430,11 +430,13 @@ class HostGrowth:
         return steps if values is None else values.on_host(steps, later, self._groups[:, None, None])
 
     def _wants_another_level(self) -> bool:
-        """Whether some row's next level may have a node that reaches the threshold, and may pay."""
+        """Whether some row's next level may have a node that reaches the threshold."""
+        threshold = self._plan.shape.threshold
+        return threshold == 0.0 or any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting)
+
+    def _may_pay(self) -> bool:
+        """Whether further levels of a single row may pay; those of a batch always may."""
         plan = self._plan
-        threshold = plan.shape.threshold
-        if threshold > 0.0 and not any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting):
-            return False
         if plan.prices is None or self._batch > 1 or not self._drafting:
             return True
         calibration = 1.0 if plan.calibrations is None else plan.calibrations[0]

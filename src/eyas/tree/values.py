@@ -189,7 +189,7 @@ def most_profitable_of_a_row(
     return order[: fast_nodes if fastest > 1.0 else nodes]
 
 
-def may_pay(values: Array, best: float, levels: int, depth: int, prices: Array, level_price: float = -math.inf) -> bool:
+def may_pay(values: Array, best: float, levels: int, depth: int, prices: Array, level_price: float) -> bool:
     """Whether a row's levels after the first `levels`, up to `depth`, may gain more than they cost.
 
     `values` [M] of its candidates so far, `best` that of the last level's best path. Each further level is taken to

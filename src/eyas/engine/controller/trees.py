@@ -137,7 +137,8 @@ class TreeArm(DraftArm):
             rate = max(prospect.rate, self._prospects.plain_rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
-            level_price = rate * self._prospects.level_seconds(self._widths[shape.width])
+            if rows == 1:
+                level_price = rate * self._prospects.level_seconds(self._widths[shape.width])
             if looks_up:  # the forecast, and so the rate, doesn't include what is looked up
                 alone = rate * (prospect.seconds - self._prospects.added(nodes=prospect.nodes))
         return PlannedTree(
@@ -184,8 +185,9 @@ class TreeArm(DraftArm):
             self.gain.learn(record.texts, draft, groups, record.drafting)
         if spec.keeps_candidates:
             spent = clock() - began
-            further = max(0, draft.tree.network.levels - draft.tree.max_depth)  # most of them only for this
-            spent += further * self._prospects.level_seconds(spec.max_fanout)
+            if self._counts_freely and record.rows == 1:  # most levels below the deepest node are only drafted for this
+                further = max(0, draft.tree.network.levels - draft.tree.max_depth)
+                spent += further * self._prospects.level_seconds(spec.max_fanout)
             if self.recordings is not None and self.recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self.recordings.usual)
             self._analyzing.done(spent)
