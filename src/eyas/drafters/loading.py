@@ -93,8 +93,7 @@ def make_drafter(
     if parsed.kind in (None, SMALL_LM):
         if holds_language_model(local_directory(source)):
             _check_small_lm(options)
-            quantize = None if options.quantize == "off" else options.quantize
-            return _hybrid(load_small_lm(source, target, tokenizer, quantize), lookup, target)
+            return _hybrid(load_small_lm(source, target, tokenizer, options.quantize), lookup, target)
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
     drafter = load_drafter(

@@ -95,8 +95,8 @@ def load_target(
     instead of packing or quantizing them again.
     `kernels` `triton` runs the passes of a Llama-like model by eyas's own kernels on a GPU: a token has the same bits
     whatever is verified with it. `modules` makes `auto` the dtype of `resolve_dtype`, in which modules are fast, too.
-    `drafts` says that the model only drafts: the native kernels then read a packed head in 4 bits, as it is much of a
-    small model's weights, and errors of its logits only change guesses.
+    `drafts` says that the model only drafts: the native kernels then read packed weights of more than 4 bits in 4,
+    because errors only change guesses.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -147,7 +147,7 @@ def load_target(
             loaded = read_model(files, config, chosen, attention, packs=packs)
             loaded = loaded.to(torch_device).eval().requires_grad_(False)
             if drafts:
-                _narrow_head(loaded)
+                _narrow(loaded)
             decoder: KernelDecoder | None = None
             if kernels is not None:
                 decoder = _for_triton(loaded, quantize)
@@ -296,11 +296,12 @@ def _quantize_embedding(model: Any) -> None:
         model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
 
 
-def _narrow_head(model: Any) -> None:
-    """Read a packed head of more than 4 bits in 4; an embedding that is tied to it stays as it is."""
-    head = model.get_output_embeddings()
-    if isinstance(head, PackedLinear) and WeightFormat(head.kind).bits > WeightFormat.SIGNED4.bits:
-        model.set_output_embeddings(head.narrowed())
+def _narrow(model: Any) -> None:
+    """Read packed linears of more than 4 bits in 4; an embedding that is tied to the head stays as it is."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, PackedLinear) and WeightFormat(child.kind).bits > WeightFormat.SIGNED4.bits:
+                setattr(module, name, child.narrowed())
 
 
 def _check_quantized(model: Any, quantize: str, weights: int) -> None:

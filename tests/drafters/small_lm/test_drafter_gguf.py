@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import eyas
 from eyas.drafters.hybrid import HybridDrafter
@@ -15,6 +16,7 @@ from eyas.errors import UsageError
 from eyas.targets import load_target
 from eyas.targets.native.library import kernels
 from eyas.targets.native.packed import WeightFormat
+from eyas.targets.native.packed_linears import PackedLinear
 from eyas.targets.parameters import weight_formats
 
 from ... import gguf_models, tiny
@@ -61,13 +63,18 @@ def test_its_weights_stay_packed_whatever_the_target_is_computed_in(gguf_file: P
 
 
 @pytest.mark.skipif(kernels() is None, reason="there are no native kernels here")
-def test_its_head_is_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Path, tmp_path: Path) -> None:
+def test_its_linears_are_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "small.Q8_0.gguf"
     gguf_models.write_llama(path, "Q8_0", num_hidden_layers=2)
     target = load_target(gguf_file, dtype="auto")
     whole, drafting = load_target(path, dtype="auto").model, load_small_lm(path, target).model.model
-    assert whole.get_output_embeddings().kind == WeightFormat.SIGNED8
-    assert drafting.get_output_embeddings().kind == WeightFormat.SIGNED4
+    kept = load_small_lm(path, target, quantize="off").model.model
+
+    def kinds(model: nn.Module) -> set[int]:
+        return {part.kind for part in model.modules() if isinstance(part, PackedLinear)}
+
+    assert kinds(whole) == kinds(kept) == {WeightFormat.SIGNED8}
+    assert kinds(drafting) == {WeightFormat.SIGNED4}
     tokens = torch.arange(9)
     assert torch.equal(drafting.get_input_embeddings()(tokens), whole.get_input_embeddings()(tokens))
     plain = answers(eyas.load(gguf_file, dtype="auto"))
@@ -76,7 +83,9 @@ def test_its_head_is_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Path, 
 
 def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "eyas"):
-        engine = eyas.load(gguf_file, gguf_file.parent, method="draft_model", tree="chain:3", dtype="auto")
+        engine = eyas.load(
+            gguf_file, gguf_file.parent, method="draft_model", tree="chain:3", dtype="auto", draft_quantize="off"
+        )
     (said,) = [record.getMessage() for record in caplog.records if "parameters" in record.getMessage()]
     count = sum(
         weight.numel() for weight in tiny.build_model("llama", hidden_size=64, intermediate_size=128).parameters()

@@ -233,17 +233,22 @@ def test_four_bits_recover_weights_that_have_four_bits() -> None:
 
 
 @pytest.mark.parametrize("kind", WeightFormat)
-def test_any_format_can_be_narrowed_as_by_ggml_s_q4_0(kind: WeightFormat) -> None:
+def test_any_format_can_be_narrowed_with_smaller_errors_than_by_ggml_s_q4_0(kind: WeightFormat) -> None:
     whole = layer(random_blocks(kind, 40, 96), 96)
     narrowed = whole.narrowed()
     assert narrowed.kind == WeightFormat.SIGNED4
     form = gguf.GGMLQuantizationType.Q4_0
     weight = whole.exact()
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), form), form))
-    missed = (narrowed.exact() - weight).square().mean()
-    assert missed <= 1.1 * (theirs - weight).square().mean()
-    other = (narrowed.exact() - theirs).abs() > 1e-6
-    assert other.float().mean() < 0.2  # where two values have the greatest magnitude
+
+    def missed(by: torch.Tensor) -> torch.Tensor:
+        return (by - weight).view(40, 3, 32).square().sum(2)
+
+    # GGML cuts a value off where it should round it, and of two greatest values one of us may take the other
+    ours = missed(narrowed.exact())
+    assert ours.sum() <= missed(theirs).sum()
+    if kind != WeightFormat.SIGNED4:  # which Q4_0 has without any error
+        assert ours.sum() < 0.95 * missed(theirs).sum()
     assert narrowed._prepacked.shape == (3, WeightFormat.SIGNED4.panel_bytes(3))
     x = torch.randn(2, 96)
     expected = product(narrowed.blocks(), x)

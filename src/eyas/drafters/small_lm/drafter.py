@@ -396,12 +396,19 @@ def load_small_lm(
 ) -> SmallLmDrafter:
     """Load a language model that drafts for `target`, on its device, with `load_target`'s dtype `auto`.
 
-    So the weights of a GGUF file stay packed, whatever dtype the target has. `tokenizer` is the target's: with it the
-    model may have another vocabulary. `quantize` as in `load_target`. Raises ModelError, UnsupportedModelError for
-    models that eyas can't draft with, DrafterMismatchError for vocabularies that can't be mapped.
+    `tokenizer` is the target's: with it the model may have another vocabulary. `quantize` `int8` or `int4` as in
+    `load_target`; `off` keeps the weights as they are stored, and None reads packed ones in 4 bits. Raises ModelError,
+    UnsupportedModelError for models that eyas can't draft with, DrafterMismatchError for vocabularies that can't be
+    mapped.
     """
-    eager = target.device.type == "cuda" and target.record is None
-    model = load_target(source, dtype="auto", device=target.device, eager=eager, quantize=quantize, drafts=True)
+    model = load_target(
+        source,
+        dtype="auto",
+        device=target.device,
+        eager=target.device.type == "cuda" and target.record is None,
+        quantize=None if quantize == "off" else quantize,
+        drafts=quantize is None,
+    )
     if not model.head_is_exact:
         raise UnsupportedModelError(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "weight.h"
@@ -414,7 +415,11 @@ void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec
     }
 }
 
-// Quantize a panel of `in` inputs to SIGNED4, as GGML's Q4_0 does: the value with the greatest magnitude becomes -8.
+// The steps between codes that are tried for a block, as shares of its value of the greatest magnitude. GGML's Q4_0 takes the
+// first. The best of these five leaves 0.7 of its squared error in weights that had five bits.
+constexpr float NARROW_STEPS[] = {-1 / 8.0f, -1 / 8.5f, -1 / 7.5f, -1 / 7.0f, 1 / 7.0f};
+
+// Quantize a panel of `in` inputs to SIGNED4, each block by the step with the least squared error.
 template <int64_t KIND>
 void narrow_panel(const char* panel, int64_t in, char* narrow) {
     for (int64_t b = 0; b < blocks_of(in); b++) {
@@ -425,20 +430,36 @@ void narrow_panel(const char* panel, int64_t in, char* narrow) {
         for (int part = 0; part < PARTS; part++) {
             vec most = zero(), least = zero();
             for (auto& value : values) most = larger(most, value[part]), least = smaller(least, value[part]);
-            float highest[LANES], lowest[LANES], inverse[LANES], value[LANES];
+            float highest[LANES], lowest[LANES], step[LANES], inverse[LANES], missed[LANES], chosen[LANES] = {}, fewest[LANES];
             store(highest, most), store(lowest, least);
-            for (int lane = 0; lane < LANES; lane++) {
-                const float step = (highest[lane] > -lowest[lane] ? highest[lane] : lowest[lane]) / -8.0f;
-                const uint16_t half = _cvtss_sh(step, _MM_FROUND_TO_NEAREST_INT);
-                std::memcpy(block + 2 * (part * LANES + lane), &half, 2);
-                inverse[lane] = half & 0x7fff ? 1 / _cvtsh_ss(half) : 0;
+            uint16_t half[LANES];
+            auto code_of = [](vec value, vec factor) { return smaller(larger(nearest(mul(value, factor)), all(-8.0f)), all(7.0f)); };
+            std::fill_n(fewest, LANES, std::numeric_limits<float>::infinity());
+            for (const float share : NARROW_STEPS) {
+                for (int lane = 0; lane < LANES; lane++) {
+                    const float top = highest[lane] > -lowest[lane] ? highest[lane] : lowest[lane];
+                    half[lane] = _cvtss_sh(top * share, _MM_FROUND_TO_NEAREST_INT);
+                    step[lane] = _cvtsh_ss(half[lane]), inverse[lane] = half[lane] & 0x7fff ? 1 / step[lane] : 0;
+                }
+                vec error = zero();
+                for (auto& value : values) {
+                    const vec apart = sub(value[part], mul(code_of(value[part], load(inverse)), load(step)));
+                    error = fma(apart, apart, error);
+                }
+                store(missed, error);
+                for (int lane = 0; lane < LANES; lane++) {
+                    if (!(missed[lane] < fewest[lane])) continue;
+                    fewest[lane] = missed[lane], chosen[lane] = inverse[lane];
+                    std::memcpy(block + 2 * (part * LANES + lane), half + lane, 2);
+                }
             }
             for (int64_t i = 0; i < GROUP; i++) {
-                store(value, add(nearest(mul(values[i][part], load(inverse))), all(8.0f)));
-                char* codes = block + header_bytes(SIGNED4) + i % (GROUP / 2) / 4 * 4 * PANEL + i % 4;
+                float codes[LANES];
+                store(codes, add(code_of(values[i][part], load(chosen)), all(8.0f)));
+                char* to = block + header_bytes(SIGNED4) + i % (GROUP / 2) / 4 * 4 * PANEL + i % 4;
                 for (int lane = 0; lane < LANES; lane++) {
-                    const int code = std::min(std::max(static_cast<int>(value[lane]), 0), 15);
-                    codes[4 * (part * LANES + lane)] |= static_cast<char>(i < GROUP / 2 ? code : code << 4);
+                    const int code = static_cast<int>(codes[lane]);
+                    to[4 * (part * LANES + lane)] |= static_cast<char>(i < GROUP / 2 ? code : code << 4);
                 }
             }
         }
