@@ -16,7 +16,7 @@ from eyas.engine.controller import Controller, Curve, RoundRecord
 from eyas.engine.controller.arms import Batch
 from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.records import ControllerState
-from eyas.engine.controller.texts import SHARES
+from eyas.engine.controller.texts import SHARES, Texts
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -149,7 +149,10 @@ def rounds_until_drafted(unread: int) -> int:
     return 500
 
 
-def test_speculation_begins_when_it_would_have_saved_the_reading_of_deferred_pairs() -> None:
+def test_speculation_begins_when_it_would_have_saved_the_reading_of_deferred_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Texts, "known", True)
     assert rounds_until_drafted(0) <= 2  # the first check of plain decoding
     few = rounds_until_drafted(100)
     many = rounds_until_drafted(1000)
@@ -159,6 +162,11 @@ def test_speculation_begins_when_it_would_have_saved_the_reading_of_deferred_pai
     saved = 2 / plain_rate(simulation.text) - 2 / made.snapshot().predicted_tokens_per_second
     assert many == pytest.approx(MACHINE.observe_seconds(2000) / saved, abs=3)
     assert 0 < few < many < 500
+
+
+def test_a_drafter_that_never_drafted_reads_what_the_rest_of_one_answer_may_save() -> None:
+    assert rounds_until_drafted(1000) <= 2
+    assert rounds_until_drafted(100_000) > 100
 
 
 def test_a_moment_with_few_rows_makes_no_drafter_read_the_prompts() -> None:
@@ -246,8 +254,24 @@ def test_a_trial_must_be_worth_its_cost(share: float, cost: float, tried: bool) 
     assert prospects is not None
     saved = float(prospects.saved_by_share[np.abs(SHARES - share).argmin()])
     reading = cost * prospects.plain_seconds
-    probe = Explorer().while_plain(prospects, lambda: saved, lambda: reading)
+    probe = Explorer().while_plain(prospects, lambda: saved, lambda: reading, known=True)
     assert (probe is not None) is tried
+
+
+def test_texts_about_which_nothing_is_known_are_tried_outside_the_budget() -> None:
+    made = controller(MACHINE)
+    Simulation(MACHINE, Text([1.0], [0.05])).run(made, 30)
+    prospects = made._choice.prospects
+    assert prospects is not None
+
+    def tried(known: bool, reading: float) -> bool:
+        explorer = Explorer()
+        explorer.trials.affords(0.0)  # no credit is left
+        return explorer.while_plain(prospects, lambda: 0.01, lambda: reading, known=known) is not None
+
+    assert tried(known=False, reading=0.5)
+    assert not tried(known=True, reading=0.5)
+    assert not tried(known=False, reading=100.0)  # not worth it
 
 
 def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
@@ -261,7 +285,7 @@ def test_texts_are_considered_once_in_a_while_and_when_others_begin() -> None:
     assert prospects is not None
 
     def considered() -> int:
-        explorer.while_plain(prospects, lambda: asked.append(1) or 0.0, lambda: 0.0)
+        explorer.while_plain(prospects, lambda: asked.append(1) or 0.0, lambda: 0.0, known=True)
         return len(asked)
 
     assert [considered(), considered()] == [1, 1]
@@ -513,7 +537,9 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     simulation.run(made, 60)
     asked: list[int] = []
     look = made._explorer.while_plain
-    monkeypatch.setattr(made._explorer, "while_plain", lambda *known: (asked.append(1), look(*known))[1])
+    monkeypatch.setattr(
+        made._explorer, "while_plain", lambda *given, **known: (asked.append(1), look(*given, **known))[1]
+    )
     simulation.run(made, 40)
     assert 2 <= len(asked) <= 5
     while made._ahead < 2:

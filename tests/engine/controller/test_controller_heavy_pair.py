@@ -45,14 +45,17 @@ def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
     """A small target in 4 bits, which nothing pays for but texts that are easy: they are tried now and then."""
     packed = ((1, 5.0), (2, 5.6), (4, 6.7), (8, 9.2), (16, 16.8), (32, 30.0), (64, 60.0))
     machine = Machine(points=packed, unit=1e-3, first=0.8, level=0.35, position=0.05, column=2e-3)
-    made = controller(machine)
     plain = Simulation(machine, Text([2.0], [0.4])).run(None, 120)
-    hard = [Simulation(machine, Text([2.0], [0.4], seed)).run(made, 120) for seed in range(30)]
-    assert sum(plain / rate for rate in hard) <= 1.015 * len(hard)
-    easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(20)]
     best = Simulation(machine, Text([3.4], [0.97])).run(SharedTree(3, 1, 3), 300)
     assert plain < 0.8 * best
-    assert sum(easy[-6:]) >= 0.88 * 6 * best
+    found = list[float]()
+    for first in (0, 100, 200):  # how long it takes to find them varies
+        made = controller(machine)
+        hard = [Simulation(machine, Text([2.0], [0.4], seed)).run(made, 120) for seed in range(first, first + 30)]
+        assert sum(plain / rate for rate in hard) <= 1.015 * len(hard)
+        easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(first, first + 20)]
+        found += easy[-6:]
+    assert sum(found) >= 0.88 * len(found) * best
 
 
 @pytest.mark.slow

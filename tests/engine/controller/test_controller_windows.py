@@ -99,7 +99,7 @@ def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.Mon
     made = controller(machine)
     auto.run(made, 200)
     asked: list[Prospects] = []
-    monkeypatch.setattr(made._explorer, "while_plain", lambda prospects, *_: asked.append(prospects))
+    monkeypatch.setattr(made._explorer, "while_plain", lambda prospects, *_, **__: asked.append(prospects))
     for length in range(300, 364):
         made.learn(auto.round(made.plan([0], [length]))._replace(lengths=[length]))
     assert 2 <= len(asked) <= 9
@@ -198,7 +198,7 @@ def test_its_width_is_the_window_s_and_a_trial_fills_it() -> None:
     made.learn(RoundRecord([0], [9], arm.tree(None, BATCH, probing=False), VerifiedDraft(tree, [[0]]), 0.1, 0.1, 9, 1))
     assert (made.snapshot().mean_depth, made.snapshot().mean_width) == (2, 5)
     prospects = arm.prospects(BATCH, made.costs, 0.0)
-    probe = arm.explorer.while_plain(prospects, lambda: 0.8 / prospects.plain_rate, lambda: 0.0)
+    probe = arm.explorer.while_plain(prospects, lambda: 0.8 / prospects.plain_rate, lambda: 0.0, known=True)
     assert probe is not None
     assert (probe.prospect, probe.rounds) == (prospects.best, 4 * 2)
 

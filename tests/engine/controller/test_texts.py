@@ -35,6 +35,22 @@ def test_a_text_that_is_offered_less_than_others_is_known_soon_and_forgotten_wit
     assert (of_one(model).accepted >= 0.4 * typical.accepted).all()  # others may be like it
 
 
+def test_a_text_is_known_once_it_or_four_others_were_drafted_for() -> None:
+    texts = Texts()
+    seen = []
+    for text in range(6):
+        texts.follow([text])
+        before = texts.known
+        if text != 1:
+            texts.judge(1.0, [text], [1.0], [0], None)
+        seen.append((before, texts.known))
+    assert seen == [(False, True), (False, False), (False, True), (False, True), (False, True), (True, True)]
+    resumed = Texts()
+    resumed.follow([0])
+    resumed.resume()
+    assert resumed.known
+
+
 def test_a_text_whose_nodes_are_accepted_less_than_others_has_as_many_of_them() -> None:
     model = GainModel((1, 2), 4)
     model.texts.follow([0, 1])

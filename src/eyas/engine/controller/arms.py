@@ -75,6 +75,11 @@ class DraftArm(ABC):
     """The trees recorded as CUDA graphs; None = the host can count nodes, and end drafts, without a sync."""
 
     @property
+    def known(self) -> bool:
+        """Whether drafts for these texts, or for several others, have shown what to expect."""
+        return True
+
+    @property
     def analysis(self) -> float:
         """Seconds that reading the candidates of a draft takes."""
         return 0.0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from eyas.engine.controller.arms import DraftArm
 from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.engine.controller.records import ANSWER
 
 _CHANGE_RECORDED = 1.05
 """The factor by which a shape must be faster than a recorded one to replace it."""
@@ -85,11 +86,14 @@ class Choice:
     def begin(self, reading: Callable[[], float]) -> float:
         """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.
 
-        Returns after how many more rounds that will be the case; infinite if no shape is wanted.
+        In its first texts, what a drafter may save in the rest of an answer is enough. Returns after how many more
+        rounds that will be the case; infinite if no shape is wanted.
         """
-        if self.wanted is None:
+        if self.wanted is None or self.prospects is None:
             return math.inf
         missing = reading() + _RECORDING_MARGIN * self._recording - self._missed
+        if not self._arm.known:
+            missing -= ANSWER * self.prospects.rows * self._arm.saved(self.prospects)
         if missing <= 0.0:
             self.used = self.wanted
             self.wanted = None

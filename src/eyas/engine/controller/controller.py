@@ -187,7 +187,9 @@ class Controller:
             if choice.used is not None:
                 self._probe = self._explorer.while_drafting(prospects, choice.used, self.arm.analysis)
             elif choice.wanted is None or self.arm.recordings is not None:  # is it worth a recording?
-                self._probe = self._explorer.while_plain(prospects, partial(self.arm.saved, prospects), reading)
+                self._probe = self._explorer.while_plain(
+                    prospects, partial(self.arm.saved, prospects), reading, known=self.arm.known
+                )
         probe = self._probe
         lookups = self._lookups
         used = choice.used

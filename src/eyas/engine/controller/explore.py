@@ -13,6 +13,7 @@ from typing import NamedTuple
 from eyas.engine.controller.budget import Budget
 from eyas.engine.controller.costs import SETTLING
 from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.engine.controller.records import ANSWER
 from eyas.tree import TreeSpec
 
 _PROBE_BUDGET = 0.005
@@ -22,8 +23,6 @@ _TRIAL_BUDGET = 0.01
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
-_REMAINING = 100
-"""The assumed number of tokens left in each text, in which the result of a trial can pay off."""
 _STRETCH = 0.03
 """Seconds of rounds that are planned, and learned from, together. It keeps this work below 0.2% of the time: Python is
 slow right after a pass, whose weights fill the CPU caches."""
@@ -92,13 +91,14 @@ class Explorer:
         return probe
 
     def while_plain(
-        self, prospects: Prospects, saved: Callable[[], float], reading: Callable[[], float]
+        self, prospects: Prospects, saved: Callable[[], float], reading: Callable[[], float], *, known: bool
     ) -> Probe | None:
         """A trial of the texts if the expected value of its result exceeds its cost.
 
         Drafts may save some time in each of the remaining tokens, or they aren't used and save none. The mean, which
         `saved` gives in seconds, is the value of information (Howard, "Information value theory", 1966). The cost
-        includes the `reading` of deferred pairs, in seconds.
+        includes the `reading` of deferred pairs, in seconds. The first texts, about which nothing is `known`, are tried
+        outside the budget.
         """
         if self._since < _STRETCH:  # rounds that look for copies are planned one by one, which is too often for this
             return None
@@ -106,7 +106,7 @@ class Explorer:
         tried = prospects.trial
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds) * self._trial_rounds
         loss += reading()
-        if not self.trials.affords(loss) or _REMAINING * prospects.rows * saved() <= loss:
+        if (known and not self.trials.affords(loss)) or ANSWER * prospects.rows * saved() <= loss:
             return None
         self._since = math.inf  # what this trial shows decides about the next
         return Probe(tried, self._trial_rounds)

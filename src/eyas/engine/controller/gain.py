@@ -104,6 +104,7 @@ class GainModel:
             return
         for name, state in own.items():
             state[:] = _RESUMED * learned[name]
+        self.texts.resume()
         self.settle()
 
     def prepare(self) -> None:

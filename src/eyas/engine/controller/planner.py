@@ -100,9 +100,10 @@ class Prospects:
             + costs.observe_seconds(rows + self._accepted, rows)
             + costs.overhead
         )
-        if prompt_pairs:  # prompts are read many pairs at a time
-            a_pair = costs.reading_seconds(_MANY, rows) / _MANY
-            self._seconds += (rows + self._accepted) * prompt_pairs * a_pair
+        # prompts are read many pairs at a time
+        self.reading = prompt_pairs * costs.reading_seconds(_MANY, rows) / _MANY if prompt_pairs else 0.0
+        """The seconds for which a drafter in use reads prompts, for each token that is generated."""
+        self._seconds += (rows + self._accepted) * self.reading
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
         self._padding = partial(costs.padding_seconds, rows=rows)

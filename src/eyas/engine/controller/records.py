@@ -12,8 +12,8 @@ from eyas.tree.draft_tree import Source
 
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
-_ANSWER = 100
-"""An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
+ANSWER = 100
+"""The tokens assumed to be left of an answer, and those over which the reading of prompts is spread at first."""
 
 
 class RoundRecord(NamedTuple):
@@ -124,7 +124,7 @@ class Totals:
     @property
     def prompt_pairs(self) -> float:
         """The pairs of prompts that come with each generated token."""
-        return self._prompt_pairs / (self._emitted + _ANSWER)
+        return self._prompt_pairs / (self._emitted + ANSWER)
 
     def count(self, record: RoundRecord, width: int) -> None:
         """Count a round and the depth, `width` and nodes of its tree."""

@@ -26,6 +26,8 @@ _DRAFTS = 2.0
 """The weight, in drafts, of the prior for a text's share of guessed tokens. Low, because texts differ a lot."""
 _EARLIER = 1.0
 """The weight of the typical text in the prior for a new one, where each earlier text counts as one."""
+_FIRST = 4
+"""How many texts have to be drafted for before they say what to expect of another one."""
 _EARLIER_FADE = 0.9
 """The factor by which the weight of a text decays with each one that ends after it."""
 _GUESSED = 0.5
@@ -102,6 +104,17 @@ class Texts:
         self._assumed: dict[int, Yield] = {}
         self._earlier: Array = _EARLIER * _TYPICAL
         """The sum of the `share`s of the latest texts and of a typical one."""
+        self._drafted = 0
+        """How many texts were drafted for."""
+
+    @property
+    def known(self) -> bool:
+        """Whether drafts for these texts, or for several others, have shown what to expect."""
+        return self._drafted >= _FIRST or all(text.drafts > 0.0 for text in self._evidence.values())
+
+    def resume(self) -> None:
+        """Account for texts that were drafted for in earlier engines."""
+        self._drafted = _FIRST
 
     def follow(self, texts: Sequence[int]) -> None:
         """Set the texts being written from now on; all others have ended."""
@@ -167,6 +180,7 @@ class Texts:
         for row, text in enumerate(texts):
             if drafting is None or drafting[row]:
                 evidence = self._evidence.setdefault(text, Evidence())
+                self._drafted += evidence.drafts == 0.0
                 evidence.learn(share, accepted[row] if predicted is None else predicted[row], accepted[row])
 
     def rest(self) -> None:

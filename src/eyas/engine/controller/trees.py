@@ -29,6 +29,8 @@ _ANALYZING = 0.005
 """The share of the time that analyzing drafts may take."""
 _MIN_PER_ROW = 4
 _MAX_PER_ROW = 64
+_HOPED = 28
+"""The index, among `SHARES`, of what a drafter is hoped to guess in its first texts: 0.89 of the tokens."""
 _FOUND = 64
 """The most looked-up nodes in a round of one row; each further row adds a few."""
 
@@ -65,6 +67,10 @@ class TreeArm(DraftArm):
         """The trees of a plan, kept because making one takes several percent of a small target's pass."""
 
     @property
+    def known(self) -> bool:
+        return self.texts.known
+
+    @property
     def analysis(self) -> float:
         return self._analyzing.cost
 
@@ -87,6 +93,8 @@ class TreeArm(DraftArm):
         return self._prospects
 
     def saved(self, prospects: Prospects) -> float:
+        if not self.known:  # what is learned serves later texts, too; the first prompts would be counted twice
+            return float(prospects.saved_by_share[_HOPED]) + prospects.reading
         return float(self.texts.guessed() @ prospects.saved_by_share)
 
     def size(self, shape: Shape) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class PackedLinear(NativeLinear):
         return self.of_blocks([rows], self.name, self._dtype, shape, bias)
 
     def narrowed(self) -> PackedLinear:
-        """A layer with this weight in 4-bit codes and a scale per block: made faster, but with larger errors, than `int4`."""
+        """A layer with this weight in 4-bit codes, a scale per block: made faster than `int4`, with larger errors."""
         kind = WeightFormat.SIGNED4
         shape = (len(self._prepacked), kind.panel_bytes(-(-self.in_features // GROUP)))
         panels = WEIGHTS.zeros(shape, torch.uint8, self._prepacked.device)
