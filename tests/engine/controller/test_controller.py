@@ -169,6 +169,15 @@ def test_a_drafter_that_never_drafted_reads_what_the_rest_of_one_answer_may_save
     assert rounds_until_drafted(100_000) > 100
 
 
+def test_a_drafter_in_use_reads_no_prompt_that_an_answer_won_t_earn() -> None:
+    made = controller(MACHINE)
+    simulation = Simulation(MACHINE, mixed(1))
+    simulation.run(made, 60)
+    assert made.snapshot().depth
+    for text, (unread, drafts) in enumerate(((10, True), (100_000, False)), 1000):
+        assert (made.plan([text], [200], None, [unread]) is not None) is drafts
+
+
 def test_a_moment_with_few_rows_makes_no_drafter_read_the_prompts() -> None:
     """Rows that decode while the prompts of others are read, and many rows after that, again and again."""
     sizes = (1, 4, 8, 16, 32, 64, 128, 256)

@@ -83,6 +83,13 @@ class Choice:
         self.wanted, self.used = self.used or self.wanted, None
         self._missed = 0.0
 
+    def reconsider(self, reading: float) -> None:
+        """Account for texts that are all new: drafting goes on if their answers may save the `reading` of prompts."""
+        if self.used is not None and self.prospects is not None:
+            saved = self.prospects.plain_seconds - self.prospects.rows / self.used.rate
+            if reading > ANSWER * saved:
+                self.restart()
+
     def begin(self, reading: Callable[[], float]) -> float:
         """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.
 

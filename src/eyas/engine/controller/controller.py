@@ -182,6 +182,8 @@ class Controller:
         def reading() -> float:
             return self.costs.reading_seconds(waiting, rows) if waiting else 0.0
 
+        if self._texts.isdisjoint(batch.texts):
+            choice.reconsider(reading())
         begins = choice.begin(reading)
         if self._probe is None and self.arm.drafts and prospects is not None:
             if choice.used is not None:
