@@ -275,6 +275,7 @@ class SmallLmDrafter(HistoryDrafter):
     """A language model that drafts for a larger one."""
 
     draws = True
+    default_tree = "auto"  # each of its levels takes a good part of a target pass
     pairs: SmallLmPairs
 
     def __init__(self, model: Target, shared: SharedVocabulary | None = None) -> None:
