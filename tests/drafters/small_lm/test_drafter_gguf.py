@@ -11,8 +11,12 @@ from torch import nn
 
 import eyas
 from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.small_lm.drafter import SmallLmDrafter, load_small_lm
+from eyas.engine.default_tree import default_tree
 from eyas.errors import UsageError
+from eyas.options import TargetOptions
+from eyas.session import Session
 from eyas.targets import load_target
 from eyas.targets.native.library import kernels
 from eyas.targets.native.packed import WeightFormat
@@ -79,6 +83,12 @@ def test_its_linears_are_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Pa
     assert torch.equal(drafting.get_input_embeddings()(tokens), whole.get_input_embeddings()(tokens))
     plain = answers(eyas.load(gguf_file, dtype="auto"))
     assert answers(eyas.load(gguf_file, path, tree="chain:3", dtype="auto")) == plain
+
+
+def test_its_trees_are_sized_by_default(gguf_file: Path, small: Path) -> None:
+    session = Session.open(TargetOptions(gguf_file))
+    for method in (None, "+suffix"):
+        assert default_tree(session.drafter(DrafterOptions(small, method))) == "auto"
 
 
 def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:
