@@ -242,13 +242,12 @@ def test_any_format_can_be_narrowed_with_smaller_errors_than_by_ggml_s_q4_0(kind
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), form), form))
 
     def missed(by: torch.Tensor) -> torch.Tensor:
-        return (by - weight).view(40, 3, 32).square().sum(2)
+        return (by - weight).square().sum()
 
-    # GGML cuts a value off where it should round it, and of two greatest values one of us may take the other
     ours = missed(narrowed.exact())
-    assert ours.sum() <= missed(theirs).sum()
+    assert ours <= missed(theirs)
     if kind != WeightFormat.SIGNED4:  # which Q4_0 has without any error
-        assert ours.sum() < 0.95 * missed(theirs).sum()
+        assert ours < 0.95 * missed(theirs)
     assert narrowed._prepacked.shape == (3, WeightFormat.SIGNED4.panel_bytes(3))
     x = torch.randn(2, 96)
     expected = product(narrowed.blocks(), x)

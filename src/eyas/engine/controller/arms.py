@@ -41,6 +41,10 @@ class ArmTexts(Protocol):
     """How many tokens the texts being written accept, compared with the average of the arm's rounds."""
 
     @property
+    def known(self) -> bool:
+        """Whether drafts for these texts, or for several others, have shown what to expect."""
+
+    @property
     def drift(self) -> float:
         """Accepted tokens expected now, divided by those that the last forecast assumed."""
 
@@ -73,11 +77,6 @@ class DraftArm(ABC):
     """Decides whether copies are looked for; None = there are none."""
     recordings: Recordings | None = None
     """The trees recorded as CUDA graphs; None = the host can count nodes, and end drafts, without a sync."""
-
-    @property
-    def known(self) -> bool:
-        """Whether drafts for these texts, or for several others, have shown what to expect."""
-        return True
 
     @property
     def analysis(self) -> float:

@@ -85,10 +85,8 @@ class Choice:
 
     def reconsider(self, reading: float) -> None:
         """Account for texts that are all new: drafting goes on if their answers may save the `reading` of prompts."""
-        if self.used is not None and self.prospects is not None:
-            saved = self.prospects.plain_seconds - self.prospects.rows / self.used.rate
-            if reading > ANSWER * saved:
-                self.restart()
+        if self.used is not None and reading > ANSWER * self._saved_by(self.used):
+            self.restart()
 
     def begin(self, reading: Callable[[], float]) -> float:
         """Use the wanted shape if it would have saved its recording and the `reading` of deferred pairs, in seconds.
@@ -99,13 +97,13 @@ class Choice:
         if self.wanted is None or self.prospects is None:
             return math.inf
         missing = reading() + _RECORDING_MARGIN * self._recording - self._missed
-        if not self._arm.known:
+        if not self._arm.texts.known:
             missing -= ANSWER * self.prospects.rows * self._arm.saved(self.prospects)
         if missing <= 0.0:
             self.used = self.wanted
             self.wanted = None
             return math.inf
-        saved = self._saved
+        saved = self._saved_by(self.wanted)
         return missing / saved if saved > 0.0 else math.inf
 
     def wait(self, rows: int, copied: int) -> None:
@@ -114,11 +112,10 @@ class Choice:
         Where a copy is right, guesses beside it save nothing. So a small language model doesn't read a prompt for an
         answer that repeats it.
         """
-        self._missed += self._saved * max(0.0, 1.0 - copied / rows)
+        self._missed += self._saved_by(self.wanted) * max(0.0, 1.0 - copied / rows)
 
-    @property
-    def _saved(self) -> float:
-        """Seconds that the wanted shape would save in each round; 0 = none is wanted."""
-        if self.wanted is None or self.prospects is None:
+    def _saved_by(self, shape: Prospect | None) -> float:
+        """Seconds that a shape saves in the time of a plain round; 0 without a shape."""
+        if shape is None or self.prospects is None:
             return 0.0
-        return self.prospects.plain_seconds - self.prospects.rows / self.wanted.rate
+        return self.prospects.plain_seconds - self.prospects.rows / shape.rate

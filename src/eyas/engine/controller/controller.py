@@ -190,7 +190,7 @@ class Controller:
                 self._probe = self._explorer.while_drafting(prospects, choice.used, self.arm.analysis)
             elif choice.wanted is None or self.arm.recordings is not None:  # is it worth a recording?
                 self._probe = self._explorer.while_plain(
-                    prospects, partial(self.arm.saved, prospects), reading, known=self.arm.known
+                    prospects, partial(self.arm.saved, prospects), reading, known=self.arm.texts.known
                 )
         probe = self._probe
         lookups = self._lookups

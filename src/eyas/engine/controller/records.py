@@ -13,7 +13,8 @@ from eyas.tree.draft_tree import Source
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 ANSWER = 100
-"""The tokens assumed to be left of an answer, and those over which the reading of prompts is spread at first."""
+"""The tokens assumed to be left of an answer, and those over which the reading of prompts is spread at first. With 50
+and 200, the first six answers of a recorded pair take 4% longer, and 3% less."""
 
 
 class RoundRecord(NamedTuple):

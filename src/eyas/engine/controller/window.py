@@ -35,6 +35,8 @@ _ACCEPTED: Array = (np.arange(32) + 0.5) / 8
 class WindowGain:
     """Running averages of what rows with a window accept, and of their nodes."""
 
+    known = True
+
     def __init__(self, window: LookaheadTree) -> None:
         self._rows = _GUESSED
         self._accepted = _GUESS * _GUESSED
