@@ -44,6 +44,9 @@ def test_the_next_model_forecasts_what_the_last_one_learned() -> None:
     forecast = resumed.forecast([0], [0]).accepted
     np.testing.assert_allclose(forecast, unchanged, rtol=0.1, atol=0.05)
     assert np.abs(forecast - fresh.forecast([0], [0]).accepted).max() > 0.2
+    for model, known in ((fresh, False), (resumed, True)):
+        model.texts.follow([0])
+        assert model.texts.known is known
 
 
 def test_little_is_not_kept() -> None:

@@ -45,6 +45,10 @@ def test_a_text_is_known_once_it_or_four_others_were_drafted_for() -> None:
             texts.judge(1.0, [text], [1.0], [0], None)
         seen.append((before, texts.known))
     assert seen == [(False, True), (False, False), (False, True), (False, True), (False, True), (True, True)]
+    several = Texts()
+    several.follow([0, 1])
+    several.judge(1.0, [0, 1], None, [1, 0], [True, False])
+    assert not several.known
     resumed = Texts()
     resumed.follow([0])
     resumed.resume()
