@@ -169,6 +169,16 @@ def test_a_drafter_that_never_drafted_reads_what_the_rest_of_one_answer_may_save
     assert rounds_until_drafted(100_000) > 100
 
 
+def test_it_is_hoped_to_guess_most_of_its_first_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = controller(MACHINE)
+    made.plan([0], [200], None, [0])
+    prospects = made._choice.prospects
+    assert prospects is not None
+    hoped = made.arm.saved(prospects)
+    monkeypatch.setattr(Texts, "known", True)
+    assert hoped > 1.3 * made.arm.saved(prospects) > 0.0
+
+
 def test_a_drafter_in_use_reads_no_prompt_that_an_answer_won_t_earn() -> None:
     made = controller(MACHINE)
     simulation = Simulation(MACHINE, mixed(1))
