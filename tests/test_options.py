@@ -76,7 +76,7 @@ def test_another_drafter_is_read_alike_unless_it_has_no_files() -> None:
         ({"tree": "chain:2"}, False, "a tree needs a drafter"),
         ({"tree": "bush:2"}, True, "unknown tree"),
         ({"tree": "chain:2", "costs": Path("c.json")}, True, "`costs=` are measured for `tree=auto` only"),
-        ({"costs": Path("c.json")}, True, "`costs=` are measured for `tree=auto` only"),
+        ({"costs": Path("c.json")}, False, "`costs=` are measured for `tree=auto` only"),
     ],
 )
 def test_engines_that_can_not_be(options: dict[str, object], drafts: bool, message: str) -> None:
@@ -87,6 +87,7 @@ def test_engines_that_can_not_be(options: dict[str, object], drafts: bool, messa
 def test_engines_that_can_be() -> None:
     EngineOptions().check(False)
     EngineOptions("auto:chain", costs=Path("c.json")).check(True)
+    EngineOptions(costs=Path("c.json")).check(True)  # whose tree may be auto by default
 
 
 def test_options_are_light() -> None:

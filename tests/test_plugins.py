@@ -195,7 +195,7 @@ def test_a_lookup_that_cannot_be_combined_is_said_not_to(tmp_path: Path) -> None
     with on_the_path(
         install(tmp_path / "site", "alone", {"eyas.methods": {"alone": "alone_one:make"}}, alone_one=made)
     ):
-        assert make_drafter(DrafterOptions(method="alone"), tiny.target()).default_tree == "lookahead:15,5,15"
+        assert make_drafter(DrafterOptions(method="alone"), tiny.target()).fixed_tree == "lookahead:15,5,15"
         with pytest.raises(UsageError, match="method alone can't be combined with a draft model: use it alone"):
             make_drafter(DrafterOptions(source=tmp_path, method="+alone"), tiny.target())
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
-from eyas.engine.default_tree import tree_for
+from eyas.engine.default_tree import default_tree, tree_for
 from eyas.errors import CheckpointError, UsageError
 from eyas.options import EngineOptions, TargetOptions
 from eyas.session import Session, load
@@ -71,9 +71,32 @@ def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Pat
     own = load(model, named, device="cpu").speculation
     assert own is not None
     assert (own.tree.depth, own.tree.max_fanout, own.coupled) == (2, 1, True)
-    default = load(model, silent, device="cpu").speculation
-    assert default is not None
-    assert isinstance(default.tree, DynamicTree)
+    assert load(model, silent, device="cpu").controller is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "fixed"),
+    [
+        ("ngram", "chain:10"),
+        ("suffix", "dynamic:32,8,32"),
+        ("lookahead", "lookahead:15,5,15"),
+        (None, "dynamic:5,6,24"),
+    ],
+)
+def test_a_cpu_s_trees_are_sized_by_measured_costs(model: Path, tmp_path: Path, method: str | None, fixed: str) -> None:
+    """There a fixed one may be slower than none; on an accelerator it is nearly free to verify."""
+    made = Session.open(TargetOptions(model, device="cpu")).drafter(
+        DrafterOptions(None if method else drafter(tmp_path), method)
+    )
+    assert [default_tree(made, torch.device(name)) for name in ("cpu", "cuda")] == ["auto", fixed]
+
+
+def test_costs_are_for_auto_only(model: Path, tmp_path: Path) -> None:
+    named, costs = drafter(tmp_path / "a", default_tree="chain:2"), tmp_path / "costs.json"
+    with pytest.raises(UsageError, match="`costs=` are measured for `tree=auto`, but here the tree is chain:2"):
+        load(model, named, device="cpu", costs=costs)
+    load(model, drafter(tmp_path / "b"), device="cpu", costs=costs)
+    assert costs.exists()
 
 
 def test_a_drafters_own_tree_may_be_auto(model: Path, tmp_path: Path) -> None:

@@ -493,10 +493,6 @@ class OracleDrafter(Drafter, SlotPairs):
         return self._vocab_size
 
     @property
-    def default_tree(self) -> str | None:
-        return None
-
-    @property
     def slots(self) -> int:
         return len(self._tokens)
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,26 +83,8 @@ class Gguf:
     def __init__(self, path: Path) -> None:
         """Read everything but the tensors' data. Raises CheckpointError for a file that isn't GGUF or is damaged."""
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"can't read {path}: {error}") from error
-        self._at = 0
-        if self._take(4) != b"GGUF":
-            raise CheckpointError(f"{path} isn't a GGUF file")
-        version = self._number("I")
-        if version not in (2, 3):
-            raise CheckpointError(f"{path} is GGUF version {version}: eyas reads versions 2 and 3, little endian")
-        tensors = self._count("Q", 24)
-        keys = self._count("Q", 13)
-        self.metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            key = self._text()
-            if key in self.metadata:
-                raise self._bad(f"the key {key} appears twice")
-            self.metadata[key] = self._value(self._number("I"))
-        self.tensors = self._tensors(tensors)
+        self._data = _mapped(path)
+        self.metadata, self.tensors = _header(path)
 
     def array(self, key: str) -> list[Any] | None:
         """The values of the array under a key, also of one that was skipped; None if there is no such key.
@@ -107,8 +93,8 @@ class Gguf:
         """
         value = self.metadata.get(key)
         if isinstance(value, SkippedArray):
-            self._at = value.start
-            return self._texts(value.count) if value.kind == _TEXT else self._numbers(value.kind, value.count)
+            reader = _Reader(self.path, self._data, value.start)
+            return reader.texts(value.count) if value.kind == _TEXT else reader.numbers(value.kind, value.count)
         if value is not None and not isinstance(value, list):
             raise CheckpointError(f"{self.path}: the key {key} isn't an array")
         return value
@@ -162,16 +148,73 @@ class Gguf:
         raw = memoryview(self._data)
         return bool(raw[one.offset : one.offset + one.size] == raw[two.offset : two.offset + two.size])
 
-    def _tensors(self, count: int) -> dict[str, GgufTensor]:
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"can't read {path}: {error}") from error
+
+
+Header = tuple[Mapping[str, Any], Mapping[str, GgufTensor]]
+"""The metadata and the tensors of a file."""
+
+
+def _header(path: Path) -> Header:
+    """A file's header, which is read again once the file has changed.
+
+    Loading a model opens its file six times, and skipping its tokenizer's strings takes a tenth of a second. A file of
+    this very second may change once more without a new time.
+    """
+    stat = path.stat()
+    settled = time.time_ns() - stat.st_mtime_ns > 10**9
+    return _kept_header(path, stat.st_mtime_ns, stat.st_size) if settled else _read_header(path)
+
+
+@lru_cache(maxsize=8)
+def _kept_header(path: Path, *_: int) -> Header:
+    return _read_header(path)
+
+
+def _read_header(path: Path) -> Header:
+    reader = _Reader(path, _mapped(path))
+    if reader.take(4) != b"GGUF":
+        raise CheckpointError(f"{path} isn't a GGUF file")
+    version = reader.number("I")
+    if version not in (2, 3):
+        raise CheckpointError(f"{path} is GGUF version {version}: eyas reads versions 2 and 3, little endian")
+    tensors = reader.count("Q", 24)
+    metadata = reader.metadata(reader.count("Q", 13))
+    return MappingProxyType(metadata), MappingProxyType(reader.tensors(tensors, metadata.get("general.alignment", 32)))
+
+
+class _Reader:
+    """Reads a file's values from a position on."""
+
+    def __init__(self, path: Path, data: mmap.mmap, at: int = 0) -> None:
+        self._path = path
+        self._data = data
+        self._at = at
+
+    def metadata(self, keys: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self._text()
+            if key in found:
+                raise self._bad(f"the key {key} appears twice")
+            found[key] = self._value(self.number("I"))
+        return found
+
+    def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
         found: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(count):
             name = self._text()
-            dimensions = self._number("I")
+            dimensions = self.number("I")
             if name in found or not 1 <= dimensions <= 4:
                 raise self._bad(f"the tensor {name} appears twice, or has {dimensions} dimensions")
-            shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
-            found[name] = (shape, self._number("I"), self._number("Q"))
-        alignment = self.metadata.get("general.alignment", 32)
+            shape = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
+            found[name] = (shape, self.number("I"), self.number("Q"))
         if not isinstance(alignment, int) or not 8 <= alignment <= 2**16 or alignment & (alignment - 1):
             raise self._bad(f"an invalid alignment of {alignment}")
         start = -(-self._at // alignment) * alignment
@@ -200,27 +243,27 @@ class Gguf:
         if kind == _TEXT:
             return self._text()
         if kind in _SCALARS:
-            return _shortest(self._number(_SCALARS[kind])) if kind == _FLOAT32 else self._number(_SCALARS[kind])
+            return _shortest(self.number(_SCALARS[kind])) if kind == _FLOAT32 else self.number(_SCALARS[kind])
         if kind != _ARRAY:
             raise self._bad(f"a value of the unknown type {kind}")
-        inner = self._number("I")
+        inner = self.number("I")
         if inner == _TEXT:
-            return self._skipped_texts(self._count("Q", 8, max_count=2**32))
+            return self._skipped_texts(self.count("Q", 8, max_count=2**32))
         if inner not in _SCALARS:
             raise self._bad("an array of arrays")
         size = struct.calcsize("<" + _SCALARS[inner])
-        count = self._count("Q", size, max_count=2**32)
+        count = self.count("Q", size, max_count=2**32)
         if count <= _MAX_COUNT:
-            return self._numbers(inner, count)
+            return self.numbers(inner, count)
         skipped = SkippedArray(count, inner, self._at)
-        self._take(count * size)
+        self.take(count * size)
         return skipped
 
-    def _numbers(self, kind: int, count: int) -> list[Any]:
+    def numbers(self, kind: int, count: int) -> list[Any]:
         format_ = f"<{count}{_SCALARS[kind]}"
-        return list(struct.unpack(format_, self._take(struct.calcsize(format_))))
+        return list(struct.unpack(format_, self.take(struct.calcsize(format_))))
 
-    def _texts(self, count: int) -> list[str]:
+    def texts(self, count: int) -> list[str]:
         length = struct.Struct("<Q").unpack_from
         data = self._data
         at = self._at
@@ -247,26 +290,26 @@ class Gguf:
                 raise self._bad("it ends in the middle: is it complete?")
             at += 8 + length(data, at)[0]
         self._at = at
-        self._take(0)  # the last string must end inside the file, too
+        self.take(0)  # the last string must end inside the file, too
         return SkippedArray(count, _TEXT, start)
 
     def _text(self) -> str:
         try:
-            return self._take(self._number("Q")).decode("utf-8")
+            return self.take(self.number("Q")).decode("utf-8")
         except UnicodeDecodeError as error:
             raise self._bad(f"text that is not UTF-8: {error}") from error
 
-    def _count(self, format_: str, min_bytes: int, max_count: int = _MAX_COUNT) -> int:
+    def count(self, format_: str, min_bytes: int, max_count: int = _MAX_COUNT) -> int:
         """Read a count of entries, each of which takes at least `min_bytes`."""
-        count: int = self._number(format_)
+        count: int = self.number(format_)
         if count > max_count or count * min_bytes > len(self._data) - self._at:
             raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
         return count
 
-    def _number(self, format_: str) -> Any:
-        return struct.unpack("<" + format_, self._take(struct.calcsize("<" + format_)))[0]
+    def number(self, format_: str) -> Any:
+        return struct.unpack("<" + format_, self.take(struct.calcsize("<" + format_)))[0]
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
             raise self._bad("it ends in the middle: is it complete?")
         piece = self._data[self._at : self._at + size]
@@ -274,7 +317,7 @@ class Gguf:
         return piece
 
     def _bad(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} is damaged at byte {self._at}: {what}")
+        return CheckpointError(f"{self._path} is damaged at byte {self._at}: {what}")
 
 
 def _shortest(value: float) -> float:

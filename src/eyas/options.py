@@ -101,7 +101,7 @@ class EngineOptions:
         if self.tree is not None and not drafts:
             raise UsageError("a tree needs a drafter to grow it: give a draft model, or a method that needs none")
         auto = isinstance(self.tree, str) and is_auto(self.tree)
-        if self.costs is not None and not auto:
+        if self.costs is not None and not (auto or (drafts and self.tree is None)):
             raise UsageError("`costs=` are measured for `tree=auto` only: leave them out, or ask for auto")
         if isinstance(self.tree, str) and not auto:
             read_tree(self.tree)

@@ -16,6 +16,7 @@ from eyas.engine.controller import make_controller
 from eyas.engine.default_tree import default_shape, default_tree, tree_for
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
+from eyas.errors import UsageError
 from eyas.options import EngineOptions, TargetOptions
 from eyas.runtime import return_freed_memory
 from eyas.targets import Target, load_target, load_tokenizer
@@ -69,15 +70,17 @@ class Session:
     def engine(self, drafter: Drafter | None = None, options: EngineOptions = _DEFAULT) -> Engine:
         """An engine that speculates with `drafter`; None = plain decoding. For `auto` trees costs are measured first.
 
-        Raises UsageError for a tree that the drafter can't grow.
+        Raises UsageError for a tree that the drafter can't grow, and for costs if it isn't `auto`.
         """
         speculation = controller = None
         if drafter is not None:
-            tree = options.tree or default_tree(drafter)
+            tree = options.tree or default_tree(drafter, self.target.device)
             if isinstance(tree, str) and is_auto(tree):
                 most = options.batch_size or 1 if options.limits is None else options.limits.max_running
                 lossless = options.rule is None or options.rule.lossless
                 controller = make_controller(self.target, drafter, tree, most, options.costs, experienced=lossless)
+            elif options.costs is not None:
+                raise UsageError(f"`costs=` are measured for `tree=auto`, but here the tree is {tree}: leave them out")
             spec = None if controller else tree_for(drafter, parse_tree(tree) if isinstance(tree, str) else tree)
             around = drafter if options.around is None else options.around(self.target, drafter)
             speculation = Speculation(around, spec, options.coupled)

@@ -295,7 +295,7 @@ def test_kept_states_are_bounded() -> None:
 def test_methods_without_weights(method: str) -> None:
     target = tiny.as_loaded("qwen3_next", "float32")
     drafter = WEIGHTLESS[method](target)
-    speculation = Speculation(drafter, parse_tree(drafter.default_tree or "chain:4"))
+    speculation = Speculation(drafter, tree_for(drafter, None))
     done = Engine(target, None, speculation, batch_size=3).generate(requests(0.0))
     assert tokens(done) == plain("qwen3_next", 0.0, "float32")
 

@@ -71,7 +71,7 @@ class LastTime(LookupDrafter):
     """Proposes what followed the last token the last time it occurred in the sequence."""
 
     max_fanout = 1
-    default_tree = "chain:4"
+    fixed_tree = "chain:4"
     pairs: TokenPairs[History]
 
     def __init__(self, target: Target) -> None:

@@ -126,7 +126,10 @@ class Drafter(Protocol):
     max_depth: int | None = None
     """The deepest tree that it can draft; None = any."""
     default_tree: str | None = None
-    """The tree spec that it drafts best with; None = unknown."""
+    """The tree spec that its checkpoint asks for, or `auto` where no fixed one is sure to pay; None = unknown."""
+    fixed_tree: str = "dynamic:5,6,24"
+    """Its shape where all rounds need the same one. Unless a method has another, it is deep rather than wide, and small
+    enough to be nearly free to verify on an accelerator."""
     draws: bool = False
     """Whether its tokens come from distributions, as a network's do, rather than from a lookup."""
     computes: bool = True

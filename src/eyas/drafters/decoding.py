@@ -366,6 +366,7 @@ class NetworkDrafter(Drafter):
         self.network = self.module = proposer.network
         config = self.network.config
         self.default_tree = config.default_tree
+        self.fixed_tree = self.network.fixed_tree
         self.max_fanout = config.draft_vocab_size
         self.max_depth = config.guesses
         self._ids = self.network.target_ids

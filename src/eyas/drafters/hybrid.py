@@ -141,7 +141,7 @@ class HybridDrafter(Drafter):
         self.priced = network
         self.taps = network.taps
         self.max_fanout = network.max_fanout
-        self.default_tree = network.default_tree
+        self.default_tree, self.fixed_tree = network.default_tree, network.fixed_tree
         self._values = LearnedValues()
         self._mean_accepted: float | None = None
         """Running mean of the accepted tokens per row when the network drafts; None = it never did."""

@@ -25,6 +25,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from eyas.drafters.base import Drafter
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.window.layers import SlidingWindow
@@ -96,6 +97,7 @@ class DraftNetwork(nn.Module):
     """Base of all kinds: the vocabulary map, and an embedding and a head that are its own or the target's."""
 
     config: DrafterConfig
+    fixed_tree = Drafter.fixed_tree
     d2t: Tensor  # [Vd] int64: target id - draft id
     t2d: Tensor  # [V] bool: the target ids the draft vocabulary covers
 

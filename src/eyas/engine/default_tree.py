@@ -1,13 +1,12 @@
-"""The tree that a drafter gets: the requested one, its own, or the general default."""
+"""The tree that a drafter gets: the requested one, its own, or the default."""
 
 from __future__ import annotations
+
+import torch
 
 from eyas.drafters.base import Drafter
 from eyas.errors import UsageError
 from eyas.tree import TreeSpec, is_auto, parse_tree
-
-DEFAULT_TREE = "dynamic:5,6,24"
-"""For drafters without their own tree: deep rather than wide, and small enough to be nearly free to verify."""
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
@@ -26,15 +25,20 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     return spec
 
 
-def default_tree(drafter: Drafter) -> str:
-    """The name of the tree that a drafter gets if none is requested; it may be `auto`."""
-    return drafter.default_tree or default_shape(drafter)
+def default_tree(drafter: Drafter, device: torch.device) -> str:
+    """The name of the tree that a drafter gets on `device` if none is requested: its checkpoint's, or `auto` on a CPU.
+
+    There a pass over a few tokens more takes much longer, so a fixed tree may be slower than none: with a chain of ten
+    copied tokens in each round, a 1.5B in 4 bits decodes at 0.56 of its plain speed (two cores, Zen 3).
+    """
+    return drafter.default_tree or ("auto" if device.type == "cpu" else default_shape(drafter))
 
 
 def default_shape(drafter: Drafter) -> str:
-    """The drafter's default tree, or the general default if it has none or one that a controller sizes."""
+    """The tree of a drafter's checkpoint if it is a fixed one, and otherwise its method's, as deep as it can draft."""
     if drafter.default_tree is not None and not is_auto(drafter.default_tree):
         return drafter.default_tree
-    most = drafter.max_depth
-    shallow = most is not None and most < parse_tree(DEFAULT_TREE).depth
-    return f"dynamic:{most},6,24" if shallow else DEFAULT_TREE
+    shape = parse_tree(drafter.fixed_tree)
+    if drafter.max_depth is not None and drafter.max_depth < shape.depth:
+        return f"dynamic:{drafter.max_depth},6,24"
+    return drafter.fixed_tree

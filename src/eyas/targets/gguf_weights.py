@@ -11,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import inf, prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,12 +273,6 @@ def _module_names(model: Any, processor: Any) -> dict[str, str]:
 
 def stored_dtype(file: Path) -> torch.dtype:
     """The dtype in which a GGUF file's weights are run: that of most of its values, bfloat16 if these are quantized."""
-    return _stored_dtype(file, file.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=8)
-def _stored_dtype(file: Path, _: int) -> torch.dtype:
-    """Cached until the file changes: a load asks twice, and scanning past the tokenizer takes long."""
     sizes: Counter[str] = Counter()
     for tensor in Gguf(file).tensors.values():
         sizes[tensor.dtype] += tensor.size

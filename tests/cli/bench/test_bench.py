@@ -61,7 +61,7 @@ def test_methods_are_named_as_for_generate(bench: Run, pair: Pair, tmp_path: Pat
         "eagle3 chain:2",
     ]
     alone = bench("--method", "ngram", "--json")
-    assert [line["method"] for line in json.loads(alone.stdout)["lines"]][:2] == ["none", "chain:10"]
+    assert [line["method"] for line in json.loads(alone.stdout)["lines"]][:2] == ["none", "auto"]
 
 
 def test_json_goes_to_standard_output(run: Run, pair: Pair, tmp_path: Path) -> None:

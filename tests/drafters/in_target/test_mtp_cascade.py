@@ -157,7 +157,7 @@ def test_modules_are_found_in_order(case: Any) -> None:
     found = find_modules(made.tensors, tiny.LAYERS)
     assert found is not None
     assert found.prefixes == [f"model.mtp_layers.{i}." for i in range(MODULES)]
-    assert made.drafter.default_tree == "chain:3"
+    assert made.drafter.fixed_tree == "chain:3"
     assert len({tuple(step.eh_proj.weight.flatten()[:4].tolist()) for step in made.drafter.network.in_order}) == MODULES
 
 

@@ -88,7 +88,7 @@ def test_its_linears_are_read_in_4_bits_and_its_embedding_as_it_is(gguf_file: Pa
 def test_its_trees_are_sized_by_default(gguf_file: Path, small: Path) -> None:
     session = Session.open(TargetOptions(gguf_file))
     for method in (None, "+suffix"):
-        assert default_tree(session.drafter(DrafterOptions(small, method))) == "auto"
+        assert default_tree(session.drafter(DrafterOptions(small, method)), torch.device("cuda")) == "auto"
 
 
 def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:

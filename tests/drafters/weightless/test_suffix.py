@@ -116,7 +116,7 @@ def test_an_empty_history_drafts_nothing() -> None:
     made = drafter()
     made.pairs.begin(0, [7], Owner("me"))
     assert proposed(made, 0) == []
-    assert made.draft(range(1), parse_tree(made.default_tree), None).size == 0  # type: ignore[arg-type]
+    assert made.draft(range(1), parse_tree(made.fixed_tree), None).size == 0
 
 
 def test_answers_serve_their_owner_alone() -> None:

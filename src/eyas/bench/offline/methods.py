@@ -35,7 +35,7 @@ from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine
 from eyas.engine.controller import costs_for
-from eyas.engine.default_tree import default_tree
+from eyas.engine.default_tree import default_shape, default_tree
 from eyas.errors import EyasError, UsageError
 from eyas.options import EngineOptions
 from eyas.session import Session
@@ -256,9 +256,9 @@ class MethodOpener:
         return opened, skipped
 
     def _fixed_tree(self, choice: MethodChoice) -> str:
-        """The tree that the drafter's files name, unless it is `auto`, or a chain."""
+        """The tree that the drafter's files name, unless it is `auto`; else a chain, or the shape of a lookup."""
         drafter, _ = self._drafter(self.files.of(choice.source, choice.method))
-        own = drafter.default_tree
+        own = drafter.default_tree if drafter.computes else default_shape(drafter)
         return own if own is not None and not is_auto(own) else f"chain:{min(CHAIN, drafter.max_depth or CHAIN)}"
 
     def plain(self) -> dict[str, Engine]:
@@ -267,7 +267,7 @@ class MethodOpener:
 
     def _open(self, choice: MethodChoice) -> OpenedMethod:
         drafter, weights = self._drafter(self.files.of(choice.source, choice.method))
-        tree = choice.tree or default_tree(drafter)
+        tree = choice.tree or default_tree(drafter, self.session.target.device)
         engine = self.session.engine(drafter, replace(self.options, tree=tree))
         assert engine.speculation is not None
         return OpenedMethod(choice, engine, engine.speculation.drafter, tree, weights)
@@ -285,10 +285,11 @@ def engines_for(
     """Make an engine for every drafter with every tree: (name, tree) -> engine. No trees = each drafter's default."""
     engines = {}
     for name, drafter in drafters.items():
-        auto = any(map(is_auto, trees))
-        costs = costs_for(session.target, drafter, options.batch_size or 1) if auto else None
-        for text in trees or [default_tree(drafter)]:
-            engines[name, text] = session.engine(drafter, replace(options, tree=text, costs=costs))
+        texts = trees or [default_tree(drafter, session.target.device)]
+        costs = costs_for(session.target, drafter, options.batch_size or 1) if any(map(is_auto, texts)) else None
+        for text in texts:
+            measured = costs if is_auto(text) else None
+            engines[name, text] = session.engine(drafter, replace(options, tree=text, costs=measured))
     return engines
 
 

@@ -236,8 +236,9 @@ class DraftOptions(LoadedDrafterOptions):
     tree: Annotated[
         str | None,
         Option(
-            help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
-            "own; lookahead:W,N,G for that method); auto or auto:chain: as large as pays off, by measured costs."
+            help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (lookahead:W,N,G for "
+            "that method); auto or auto:chain: as large as pays off, by measured costs. Default: what the drafter's "
+            "files name, else auto on a CPU, and the method's own on a GPU."
         ),
     ] = None
     costs: Annotated[

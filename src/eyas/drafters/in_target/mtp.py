@@ -249,6 +249,8 @@ def find_modules(names: Collection[str], layers: int) -> Modules | None:
 class TargetModule(MtpModule):
     """An MTP module whose block is a decoder layer of the target's own class."""
 
+    fixed_tree = "chain:3"
+
     def __init__(self, config: MtpModuleConfig, target: Target) -> None:
         super().__init__(config)
         self.target_block = TargetBlock(target)
@@ -318,7 +320,6 @@ def _built(tensors: dict[str, Tensor], where: str, zero_first: bool, target: Tar
         embedding="own" if EMBEDDING in tensors else "shared",
         head="own" if HEAD in tensors else "shared",
         zero_first=zero_first,
-        default_tree="chain:3",
     )
     with torch.device("meta"):
         network = TargetModule(config, target)
@@ -387,11 +388,9 @@ class Cascade(DraftNetwork):
 
     def __init__(self, modules: Sequence[MtpModule]) -> None:
         """Combine K >= 2 filled modules."""
-        tree = f"chain:{max(3, len(modules))}"
         # each module has or borrows its own embedding and head
-        super().__init__(
-            modules[0].config.model_copy(update={"embedding": "none", "head": "shared", "default_tree": tree})
-        )
+        super().__init__(modules[0].config.model_copy(update={"embedding": "none", "head": "shared"}))
+        self.fixed_tree = f"chain:{max(3, len(modules))}"
         self.steps = nn.ModuleList(modules)
 
     @property

@@ -95,7 +95,7 @@ class LookaheadDrafter(HistoryDrafter):
         """Set W, N and G of the default tree, by default the paper's for 7B models. Raises UsageError."""
         LookaheadTree(window, ngram, guesses)
         self.max_fanout = vocab_size
-        self.default_tree = f"lookahead:{window},{ngram},{guesses}"
+        self.fixed_tree = f"lookahead:{window},{ngram},{guesses}"
         super().__init__(TokenPairs(LookaheadHistory), device)
 
     def draft(

@@ -50,7 +50,7 @@ class NgramDrafter(LookupDrafter):
     """Proposes the continuation of the last tokens' first occurrence as a chain."""
 
     max_fanout = 1
-    default_tree = "chain:10"
+    fixed_tree = "chain:10"
     pairs: TokenPairs[NgramHistory]
 
     def __init__(self, device: torch.device, longest: int = 3, shortest: int = 1) -> None:

@@ -130,7 +130,7 @@ class SuffixDrafter(LookupDrafter):
         self._limits = limits or SuffixLimits()
         self._limits.check()
         kernels()  # compile them now if necessary, not during a round
-        self.default_tree = "dynamic:32,8,32"
+        self.fixed_tree = "dynamic:32,8,32"
         self.answers = FinishedAnswers(self._limits)
         super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
 

@@ -364,8 +364,8 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 
 def _window_of(drafter: Drafter) -> LookaheadTree | None:
     """The lookahead window that a drafter runs as a whole; None = its trees can have any size."""
-    own = drafter.default_tree
-    return cast(LookaheadTree, parse_tree(own)) if own is not None and own.startswith("lookahead:") else None
+    own = parse_tree(drafter.fixed_tree)
+    return cast(LookaheadTree, own) if own.method == "lookahead" else None
 
 
 def _up_to(batch_size: int) -> Sequence[int]:

@@ -276,7 +276,7 @@ class SwapDrafter(Drafter):
         self.taps = drafter.taps if final in drafter.taps else (*drafter.taps, final)
         self.max_fanout = drafter.max_fanout
         self.max_depth = drafter.max_depth
-        self.default_tree = drafter.default_tree
+        self.default_tree, self.fixed_tree = drafter.default_tree, drafter.fixed_tree
         self._drafted: Sequence[bool] | None = None
         """Which rows had a draft in the round whose pairs come next."""
 
