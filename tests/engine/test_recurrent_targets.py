@@ -68,7 +68,7 @@ def test_plain_decoding_is_what_transformers_generates(name: str) -> None:
     assert sum(len(set(answer)) for answer in expected) > 4 * len(expected)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.skipif(kernels() is None, reason="there are no native passes")
 @pytest.mark.parametrize("name", [*tiny.NATIVE_RECURRENT, "falcon_h1", "nemotron_h"])
 def test_native_decoding_is_what_transformers_generates(name: str) -> None:
@@ -106,7 +106,7 @@ PRECISE = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.skipif(
     kernels() is None or tiny.DEVICE.type != "cpu", reason="elsewhere half precision is equal but for near-ties"
 )
@@ -139,7 +139,7 @@ def test_a_wrong_state_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyP
     assert tokens(Engine(target_of(name, kind), None, speculation).generate(requests(0.0))) != expected
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "kind", "tree"),
     [
@@ -198,7 +198,7 @@ def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[i
     return found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("of", "tree"),
     [

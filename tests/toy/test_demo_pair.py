@@ -99,7 +99,7 @@ def speculated(tree: str, batch_size: int) -> dict[tuple[float, str], list[eyas.
     return {each: [found[each, n] for n in prompt_numbers(tree, batch_size, each)] for each in SETTINGS}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("tree", "batch_size"), [(TREES[2], 4), *SLOW])
