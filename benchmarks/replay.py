@@ -61,7 +61,7 @@ from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import ValueTable
 from eyas.types import Owner, Request, SamplingParams
-from eyas.verify import Coupling
+from eyas.verify import Coupling, Sampler
 
 WIDTH, DEPTH = 8, 10
 _BEAM = SharedTree(DEPTH, WIDTH, WIDTH + (DEPTH - 1) * WIDTH**2)
@@ -511,6 +511,7 @@ class CopyReplay:
         """Tokens per second while no row was empty: how long the last rows take alone is chance."""
         self._costs = CostModel(costs)
         self._drafter = drafter
+        self._sampler = Sampler(rows, 1, CPU)
         self._noise = noise
         self._rows = rows
         self._live: list[tuple[int, int]] = []
@@ -566,7 +567,7 @@ class CopyReplay:
         assert not isinstance(spec, Controller)
         tree = DraftTree.empty(rows, CPU)
         if spec is not None:
-            tree = self._drafter.draft(range(rows), spec, None)  # type: ignore[arg-type]
+            tree = self._drafter.draft(range(rows), spec, self._sampler.coupling(range(rows), True))
         paths = [self._path(tree, row, answers[number].tokens[at:-1]) for row, (number, at) in enumerate(self._live)]
         emitted = [
             answers[number].tokens[at : at + len(path)] for (number, at), path in zip(self._live, paths, strict=True)

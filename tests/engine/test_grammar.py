@@ -10,9 +10,18 @@ from functools import cache
 
 import jsonschema
 import pytest
+import torch
 
+from eyas.drafters.base import Drafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.options import DrafterOptions
+from eyas.drafters.prediction import PredictionDrafter
+from eyas.drafters.weightless.ngram import NgramDrafter
+from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Limits, Speculation
 from eyas.errors import RequestError
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Request, SamplingParams
@@ -269,3 +278,59 @@ def test_rounds_go_on_without_a_row_whose_mask_takes_long(monkeypatch: pytest.Mo
         serving.check_invariants()
     assert [done[index].token_ids for index in indices] == [one.token_ids for one in expected]
     assert all(done[index].stats.drafted_depth <= 4 for index in indices[:2]), "one round"
+
+
+FORCED = GrammarSpec(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"return": {"enum": ["clip", "coin"]}, "number": {"type": "integer", "maximum": 500}},
+            "required": ["return", "number"],
+            "additionalProperties": False,
+        }
+    ),
+    whitespace="",
+)
+"""Answers such as `{"return":"clip","number":74}`."""
+
+
+@pytest.mark.parametrize("name", ["prediction", "suffix", "ngram", "eagle3+suffix"])
+def test_what_a_grammar_forces_is_drafted(name: str) -> None:
+    """At every temperature, and in no row without a grammar."""
+    cpu = torch.device("cpu")
+    lookup = {"prediction": PredictionDrafter, "ngram": NgramDrafter}.get(name, SuffixDrafter)(cpu)
+    drafter: Drafter = lookup
+    if name.startswith("eagle3"):
+        network = tiny.drafter("eagle3", vocab_size=target().vocab_size, draft_vocab_size=200)
+        drafter = HybridDrafter(network, lookup, cpu)
+    asked = requests([FORCED, None])
+    plain = engine(None).generate(asked)
+    drafting = Engine(target(), pairs.tokenizer(), Speculation(drafter, parse_tree("chain:6")), batch_size=4)
+    done = drafting.generate(asked)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    for request, one, without in zip(asked, done, plain, strict=True):
+        if request.grammar is not None:
+            assert one.stats.target_passes < without.stats.target_passes / 3
+        elif name == "prediction":
+            assert one.stats.walked == 0
+
+
+def test_a_server_without_a_drafter_observes_what_follows_a_grammar() -> None:
+    session = Session(target(), pairs.tokenizer())
+    made = session.engine(session.drafter(DrafterOptions(None, "prediction")), EngineOptions("chain:8", batch_size=2))
+    held, free = requests([FORCED, None], SAMPLED[:1])
+    assert [made._core.runner.observes(one, 1) for one in (held, free)] == [True, False]
+
+
+def test_nothing_is_forced_where_there_is_a_choice_or_after_the_end() -> None:
+    end = pairs.tokenizer().eos_token_id
+    followed = Constraint(compile_grammar(pairs.tokenizer(), FORCED), [end])
+    text = ""
+    while tokens := followed.forced():
+        text += pairs.tokenizer().decode(tokens)
+        assert followed.consume(tokens) == len(tokens)
+    assert text == '{"return":"'  # a c follows, but it may begin a longer token
+    assert followed.consume(pairs.tokenizer().encode('clip","number":3}', add_special_tokens=False)) > 0
+    assert followed.consume([end]) == 1
+    assert followed.forced() == []

@@ -138,8 +138,8 @@ class Drafter(Protocol):
     """Whether some of its tokens come from a lookup in known texts."""
     reads_on_host: bool = False
     """Whether it reads tokens on the host: `observe` and `defer` are given them there."""
-    needs_prediction: bool = False
-    """Whether it drafts only for requests with a prediction."""
+    needs_hint: bool = False
+    """Whether it drafts only for requests that say something of their answers: a prediction or a grammar."""
     module: nn.Module | None = None
     """The network that it drafts with, if any."""
     priced: Drafter | None = None

@@ -5,7 +5,9 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.draft_tree import Proposal
-from eyas.tree.proposal import grow
+from eyas.tree.proposal import best_path, grow
 from eyas.types import NO_OWNER, Owner
 from eyas.verify import Coupling
 
@@ -143,15 +145,32 @@ class LookupDrafter(HistoryDrafter):
         self,
         rows: range,
         spec: TreeSpec,
-        coupling: Coupling,  # noqa: ARG002
+        coupling: Coupling,
         drafting: Sequence[bool] | None = None,
     ) -> DraftTree:
-        found = self.proposals(rows, spec.depth, spec.max_fanout, drafting)
+        found = self.proposals(rows, spec.depth, spec.max_fanout, coupling, drafting)
         return grow(spec, found, self._device)
 
-    def proposals(self, rows: range, depth: int, fanout: int, drafting: Sequence[bool] | None) -> list[Proposal]:
-        """The `propose` result of each `drafting` row (None = all); an empty proposal for the others."""
+    def proposals(
+        self, rows: range, depth: int, fanout: int, coupling: Coupling, drafting: Sequence[bool] | None
+    ) -> list[Proposal]:
+        """What each `drafting` row (None = all) proposes, or its grammar forces; empty proposals for the others."""
         wanted = [True] * len(rows) if drafting is None else drafting
         return [
-            self.propose(slot, depth, fanout) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
+            _with_forced(self.propose(slot, depth, fanout), coupling.forced(row)[:depth]) if want else Proposal()
+            for row, (slot, want) in enumerate(zip(rows, wanted, strict=True))
         ]
+
+
+def _with_forced(proposal: Proposal, forced: list[int]) -> Proposal:
+    """A proposal that begins with the tokens that a grammar forces, which are as certain as the longest match."""
+    if not forced:
+        return proposal
+    path = best_path(proposal, len(forced))
+    if [proposal.tokens[node] for node in path] != forced:
+        path = list(range(len(forced)))
+        proposal = Proposal.chain(forced, [0.0] * len(forced))
+    certain = math.log(continuation_rate(LONGEST_MATCH))
+    return replace(
+        proposal, logprobs=[certain if node in path else logprob for node, logprob in enumerate(proposal.logprobs)]
+    )

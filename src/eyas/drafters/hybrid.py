@@ -192,7 +192,9 @@ class HybridDrafter(Drafter):
         wanted = [True] * len(rows) if drafting is None else drafting
         began = time.perf_counter()
         # depth only limits the network: a found passage costs nodes, not levels
-        proposals = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting) if spec.looks_up else []
+        proposals = (
+            self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, coupling, drafting) if spec.looks_up else []
+        )
         some = any(proposal.tokens for proposal in proposals)
         copies = (
             found_tree(proposals, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))

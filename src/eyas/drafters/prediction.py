@@ -1,6 +1,7 @@
-"""Copies from a request's prediction of its answer (OpenAI's predicted outputs), such as the file being edited.
+"""Drafts from what a request says of its answer: a prediction, such as the file being edited, and a grammar.
 
-Requests without a prediction are decoded as without a drafter, so it costs nothing in a server without another drafter.
+A grammar forces parts of an answer, such as the keys of a JSON schema. Requests with neither are decoded as without a
+drafter, so it costs nothing in a server without another drafter.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from eyas.tree.draft_tree import Proposal
 
 
 class PredictionDrafter(LookupDrafter):
-    """Proposes how a request's prediction continues after the longest match of the answer's last tokens."""
+    """Proposes how a request's prediction continues after the longest match of the answer's last tokens.
+
+    As in every lookup, tokens that a grammar forces come first.
+    """
 
     max_fanout = SuffixDrafter.max_fanout
     default_tree = "auto"
-    needs_prediction = True
+    needs_hint = True
     pairs: TokenPairs[SuffixHistory]
 
     def __init__(self, device: torch.device) -> None:

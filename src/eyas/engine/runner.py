@@ -226,7 +226,7 @@ class ModelRunner:
         """Whether the drafter observes a request that will be one of `rows`; if not, it is decoded plainly."""
         if self.drafter is None or not request.speculate:
             return False
-        if self.drafter.needs_prediction and not request.prediction:
+        if self.drafter.needs_hint and not request.prediction and request.grammar is None:
             return False
         return self.planner.observes(rows)
 

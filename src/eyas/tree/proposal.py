@@ -34,7 +34,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
         groups = torch.tensor(spec.groups or (0,) * len(proposals))
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
     elif spec.is_chain:
-        tree = _subtrees([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
+        tree = _subtrees([best_path(proposal, spec.depth) for proposal in proposals], proposals)
     elif max(sizes) <= spec.beam:  # a beam search would reach every node
         if spec.fits_all([sum(map(len, row)) for row in levels]):
             tree = _subtrees([list(chain.from_iterable(row)) for row in levels], proposals)
@@ -55,7 +55,7 @@ def predicted_rows(proposals: Sequence[Proposal]) -> list[bool]:
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
     """Trees on the host with all nodes of the proposals [B]; with `chains`, only their paths of best children."""
     every = [range(len(proposal.tokens)) for proposal in proposals]
-    kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
+    kept = [best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
     return _subtrees(kept, proposals)
 
 
@@ -80,7 +80,7 @@ def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
     )
 
 
-def _best_path(proposal: Proposal, depth: int) -> list[int]:
+def best_path(proposal: Proposal, depth: int) -> list[int]:
     """The path of best children, at most `depth` long."""
     path: list[int] = []
     node = -1

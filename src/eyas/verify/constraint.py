@@ -115,6 +115,17 @@ class Constraint:
             self.pending_mask = _mask_executor().submit(self.compute_in_background, self.state.matcher.deep_copy())
         return len(tokens)
 
+    def forced(self) -> list[int]:
+        """The tokens that write the text which must come next, such as the key of a JSON object.
+
+        Other tokens may write the same text, but a model rarely chooses them (jump-forward decoding,
+        https://www.lmsys.org/blog/2024-02-05-compressed-fsm).
+        """
+        if self.state.matcher is None:
+            return []
+        tokens: list[int] = self.state.matcher.compute_ff_tokens()
+        return tokens
+
     @property
     def ready(self) -> bool:
         """Whether a round needn't wait for the mask at `state`."""

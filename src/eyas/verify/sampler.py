@@ -155,7 +155,7 @@ class Sampler:
         """Ranking for the drafts of the slots `rows`, with the sampler's noise if `enabled`."""
         constraints = self._constraints[rows.start : rows.stop]
         legal = legal_roots(constraints, self.state.vocab_size, self.state.seed.device) if any(constraints) else None
-        return Coupling(self.state, self.needs(rows), rows, enabled, legal)
+        return Coupling(self.state, self.needs(rows), rows, enabled, constraints, legal)
 
     def needs(self, rows: range) -> Needs:
         """The steps of sampling that any of the slots `rows` needs."""
@@ -201,14 +201,27 @@ class Coupling:
     """
 
     def __init__(
-        self, state: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
+        self,
+        state: SamplingState,
+        needs: Needs,
+        rows: range,
+        enabled: bool,
+        constraints: Sequence[Constraint | None],
+        legal: LegalTokens | None = None,
     ) -> None:
-        """`legal`: the tokens that may follow the root, the only ones worth proposing there."""
+        """`constraints` [B]: the rows' grammars; `legal`: the tokens that may follow the root, all that is worth
+        proposing there."""
         self.state = state
         self.needs = needs
         self.legal = legal
         self.rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
+        self.constraints = constraints
+
+    def forced(self, row: int) -> list[int]:
+        """The tokens that the grammar of the row `row` of the batch forces after the root; none without a grammar."""
+        constraint = self.constraints[row]
+        return [] if constraint is None else constraint.forced()
 
     def ranks_by_logits(self, steps_ahead: int) -> bool:
         """Whether `rank` only takes log-probabilities of the logits, which keeps their order."""

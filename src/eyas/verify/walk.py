@@ -398,7 +398,7 @@ class IndependentDraws(Coupling):
     def __init__(self, sampler: Sampler, rows: range) -> None:
         """Draw for the slots `rows`, with the settings that `sampler` has for them."""
         own = sampler.coupling(rows, True)
-        super().__init__(own.state, own.needs, rows, True, own.legal)
+        super().__init__(own.state, own.needs, rows, True, own.constraints, own.legal)
         self._probs: list[Tensor] = []
         self._ids: Tensor | None = None
 

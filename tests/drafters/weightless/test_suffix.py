@@ -16,6 +16,7 @@ from eyas.errors import UsageError
 from eyas.targets.native.library import kernels
 from eyas.tree import parse_tree
 from eyas.types import NO_OWNER, Limits, Owner, Request, SamplingParams
+from eyas.verify import Sampler
 
 from ... import tiny
 
@@ -116,7 +117,7 @@ def test_an_empty_history_drafts_nothing() -> None:
     made = drafter()
     made.pairs.begin(0, [7], Owner("me"))
     assert proposed(made, 0) == []
-    assert made.draft(range(1), parse_tree(made.fixed_tree), None).size == 0
+    assert made.draft(range(1), parse_tree(made.fixed_tree), Sampler(1, 9, CPU).coupling(range(1), True)).size == 0
 
 
 def test_answers_serve_their_owner_alone() -> None:
