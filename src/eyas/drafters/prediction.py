@@ -1,7 +1,8 @@
-"""Drafts from what a request says of its answer: a prediction, such as the file being edited, and a grammar.
+"""Suffix decoding for requests that say something of their answers, by a prediction or a grammar; a server's default.
 
-A grammar forces parts of an answer, such as the keys of a JSON schema. Requests with neither are decoded as without a
-drafter, so it costs nothing in a server without another drafter.
+A prediction is a text that the answer may repeat, such as the file being edited. A grammar forces parts of an answer,
+such as the keys of a JSON schema, and what is written in such a form often recurs. Other requests are decoded as
+without a drafter, so it costs nothing in a server without another one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from eyas.tree.draft_tree import Proposal
 
 
 class PredictionDrafter(LookupDrafter):
-    """Proposes how a request's prediction continues after the longest match of the answer's last tokens.
-
-    As in every lookup, tokens that a grammar forces come first.
-    """
+    """Proposes how the longest match of the last tokens continues, in the prediction or in the sequence itself."""
 
     max_fanout = SuffixDrafter.max_fanout
     default_tree = "auto"
@@ -31,4 +29,4 @@ class PredictionDrafter(LookupDrafter):
         super().__init__(TokenPairs(partial(SuffixHistory, SuffixLimits())), device)
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
-        return self.pairs[slot].predicted(depth, min(fanout, self.max_fanout)).proposal
+        return self.pairs[slot].following(depth, min(fanout, self.max_fanout)).proposal

@@ -105,6 +105,12 @@ class SuffixHistory(History):
         draft = self.prediction.draft(self.tokens[-self._limits.longest :], depth, fanout, floor)
         return draft._replace(proposal=replace(draft.proposal, predicted=True))
 
+    def following(self, depth: int, fanout: int) -> SuffixDraft:
+        """The better draft of the prediction's and that of the sequence itself; of equals, the prediction's."""
+        predicted = self.predicted(depth, fanout)
+        own = self.index().draft(self.tokens[-self._limits.longest :], depth, fanout, predicted.score)
+        return own if own.score > predicted.score else predicted
+
     def cut(self) -> None:
         self._index.truncate(len(self.tokens))
 
@@ -149,12 +155,11 @@ class SuffixDrafter(LookupDrafter):
         """The best of the drafts from all texts; `fanout` 1 makes it a chain."""
         history = self.pairs[slot]
         fanout = min(fanout, _MAX_FANOUT)
-        last = history.tokens[-self._limits.longest :]
-        draft = history.index().draft(last, depth, fanout)
-        others = [history.predicted(depth, fanout, draft.score)]
+        draft = history.following(depth, fanout)
         if (answers := self.answers.index(history.owner)) is not None:
-            others.append(answers.draft(last, depth, fanout, max(draft.score, others[0].score)))
-        return max(draft, *others, key=lambda found: found.score).proposal  # the first of equals
+            other = answers.draft(history.tokens[-self._limits.longest :], depth, fanout, draft.score)
+            draft = other if other.score > draft.score else draft
+        return draft.proposal
 
 
 def make(target: Target) -> SuffixDrafter:
