@@ -323,6 +323,19 @@ def test_a_server_without_a_drafter_observes_what_follows_a_grammar() -> None:
     assert [made._core.runner.observes(one, 1) for one in (held, free)] == [True, False]
 
 
+def test_a_long_forced_text_is_divided_in_parts() -> None:
+    """So that a hostile grammar doesn't take all other requests' time."""
+    words = "return " * 400
+    followed = Constraint(compile_grammar(pairs.tokenizer(), GrammarSpec("choice", json.dumps([words]))), [])
+    written = list[int]()
+    while tokens := followed.forced():
+        assert len(tokens) <= 256
+        assert followed.consume(tokens) == len(tokens)
+        written += tokens
+    assert words.startswith(text := pairs.tokenizer().decode(written))
+    assert len(text) > len(words) - 10
+
+
 def test_nothing_is_forced_where_there_is_a_choice_or_after_the_end() -> None:
     end = pairs.tokenizer().eos_token_id
     followed = Constraint(compile_grammar(pairs.tokenizer(), FORCED), [end])

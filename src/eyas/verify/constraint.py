@@ -42,6 +42,9 @@ _FAST_SECONDS = 0.001
 """Seconds below which a mask is fast again: a tree needs one for each of its nodes."""
 _REST_RATIO = 1.0
 """How long the thread for slow masks pauses after each, relative to the time that it took."""
+_MOST_FORCED = 256
+"""Bytes of forced text that are divided into tokens: more than a round drafts. A hostile grammar forces 60,000, which
+take a tenth of a second."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
@@ -95,6 +98,7 @@ class Constraint:
         self.state = GrammarState(grammar.matcher.deep_copy())
         """The state after all emitted tokens."""
         self._end_ids = frozenset(end_ids)
+        self._vocabulary = grammar.vocabulary
         self._guessed_end = grammar.vocabulary.eos_token  # allowed by llguidance, which may have guessed it wrongly
 
     def consume(self, tokens: Sequence[int]) -> int:
@@ -121,9 +125,15 @@ class Constraint:
         Other tokens may write the same text, but a model rarely chooses them (jump-forward decoding,
         https://www.lmsys.org/blog/2024-02-05-compressed-fsm).
         """
-        if self.state.matcher is None:
+        matcher = self.state.matcher
+        if matcher is None:
             return []
-        tokens: list[int] = self.state.matcher.compute_ff_tokens()
+        text = matcher.compute_ff_bytes()
+        tokens: list[int]
+        if len(text) <= _MOST_FORCED:
+            tokens = matcher.compute_ff_tokens()
+        else:
+            tokens, _ = self._vocabulary.tokenize_partial(text[:_MOST_FORCED])
         return tokens
 
     @property

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -221,3 +224,41 @@ def test_a_prediction_is_drafted_from_its_start_and_found_again_after_a_change()
     made.pairs.begin(0, [1, 2, 3], Owner(""))  # another request's prediction isn't known
     give(made, [2, 3])
     assert proposed(made, 0) == []
+
+
+def test_of_equal_drafts_the_prediction_s_counts() -> None:
+    """Else a file that is in the prompt and in the prediction would count as no accepted prediction."""
+    made = SuffixDrafter(CPU, LIMITS)
+    made.pairs.resize(1)
+    made.pairs.begin(0, [1, 2, 3, 4], NO_OWNER, prediction=[9, 1, 2, 3, 4])
+    give(made, [2, 3, 4, 9, 1, 2])
+    found = made.pairs[0].following(2, 1).proposal
+    assert (found.tokens, found.predicted) == ([3, 4], True)
+    give(made, [8, 3, 8])
+    own = made.pairs[0].following(2, 1).proposal
+    assert (own.tokens[:1], own.predicted) == ([3], False)
+
+
+@pytest.mark.parametrize(
+    ("forced", "depth", "tokens"),
+    [
+        ([], 4, [3, 4, 9]),
+        ([3, 4], 4, [3, 4, 9]),  # the copy begins with what is forced, and goes on
+        ([3, 5], 4, [3, 5]),
+        ([7], 4, [7]),
+        ([3, 5, 6], 2, [3, 5]),
+    ],
+)
+def test_what_a_grammar_forces_comes_first_and_is_certain(forced: list[int], depth: int, tokens: list[int]) -> None:
+    made = SuffixDrafter(CPU, LIMITS._replace(factor=2.0))
+    made.pairs.resize(1)
+    made.pairs.begin(0, [1], NO_OWNER)
+    give(made, [2, 3, 4, 9, 1, 2])
+    coupling: Any = SimpleNamespace(forced=lambda _row: forced)
+    [found] = made.proposals(range(1), depth, 1, coupling, None)
+    assert found.tokens[: len(tokens)] == tokens
+    if forced:
+        sure = [exp(logprob) for logprob in found.logprobs[: len(forced)]]
+        assert sure == pytest.approx([64 / 65] * len(sure))
+        assert len(found.tokens) == len(tokens) or found.logprobs[len(forced)] < found.logprobs[0]
+    assert made.proposals(range(1), depth, 1, coupling, [False])[0].tokens == []
