@@ -1,8 +1,7 @@
 """How much faster are answers that follow a JSON schema? Decoding by several methods, in turns, against plain decoding.
 
 The four tasks are of the kinds that people send: data to extract, a review with a list, a long table, a tool's call.
-Every answer must be the plain one's, token for token. The first turn, which doesn't count, is what the
-controller learns from.
+Every answer must be the plain one's, token for token. The first turn doesn't count; the controller learns from it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from eyas.engine import Engine, Speculation
 from eyas.options import EngineOptions
 from eyas.session import Session
 from eyas.tree import parse_tree
-from eyas.types import Request, SamplingParams
+from eyas.types import NO_OWNER, Request, SamplingParams
 
 from .. import tiny
 
@@ -66,3 +66,12 @@ def test_a_server_without_a_drafter_copies_predictions_and_decodes_the_rest_plai
     assert none.stats.target_passes == plain.stats.target_passes
     assert none.stats.walked == 0
     assert true.stats.target_passes < 8
+
+
+def test_what_recurs_in_a_request_is_copied_too() -> None:
+    made = PredictionDrafter(CPU)
+    made.pairs.resize(1)
+    made.pairs.begin(0, [4, 5, 6, 7, 4, 5], NO_OWNER)
+    made.observe(range(1), torch.tensor([[5, 6, 7, 4, 5]]), torch.zeros(1, 5, 0, 1), [5])
+    found = made.propose(0, 2, 1)
+    assert (found.tokens, found.predicted) == ([6, 7], False)
