@@ -40,7 +40,7 @@ def plain(name: str) -> list[list[int]]:
 SHAPES = [("chain:4", 1), ("static:eagle1", 4), ("dynamic:4,4,12", 3)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "shape", "drafter"), tiny.every_other([*PARAMS], SHAPES, ["coupled", "uncoupled", "oracle"])
 )

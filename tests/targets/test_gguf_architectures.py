@@ -37,7 +37,7 @@ def _read(path: Path) -> Any:
 _SLOW = [case for case in tiny.CASES if case.name in ("old-linear", "none", "27b") or case.architecture == "mamba"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=pytest.mark.slow if case in _SLOW else (), id=str(case)) for case in tiny.CASES],

@@ -54,6 +54,7 @@ def test_the_exact_distribution_is_one_and_has_filtered_answers() -> None:
     assert int((expected() == 0).sum()) > 50
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "coupled", "batches"),
     [
