@@ -39,73 +39,75 @@ _ENDING = 0.35
 """How often a token with a quote or a closing bracket is preferred, without which strings never end."""
 
 
-def _object(required: list[str] | None = None, /, **properties: Any) -> dict[str, Any]:
+def object_of(required: list[str] | None = None, /, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
 
 
-def _list(items: Any, **limits: int) -> dict[str, Any]:
+def list_of(items: Any, **limits: int) -> dict[str, Any]:
     return {"type": "array", "items": items, **limits}
 
 
 TEXT, WHOLE, NUMBER, YES = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
 MAYBE = {"anyOf": [TEXT, {"type": "null"}]}
-PLACE = _object(street=TEXT, city=TEXT, zip={"type": "string", "pattern": "^[0-9]{5}$"})
+PLACE = object_of(street=TEXT, city=TEXT, zip={"type": "string", "pattern": "^[0-9]{5}$"})
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "answer": _object(answer=TEXT),
-    "person": _object(name=TEXT, age=WHOLE),
-    "two strings": _object(title=TEXT, body=TEXT),
-    "tags": _object(tags=_list(TEXT)),
-    "mood": _object(mood={"enum": ["good", "bad", "so so"]}),
-    "score": _object(score={"type": "integer", "minimum": 0, "maximum": 100}, why=TEXT),
+    "answer": object_of(answer=TEXT),
+    "person": object_of(name=TEXT, age=WHOLE),
+    "two strings": object_of(title=TEXT, body=TEXT),
+    "tags": object_of(tags=list_of(TEXT)),
+    "mood": object_of(mood={"enum": ["good", "bad", "so so"]}),
+    "score": object_of(score={"type": "integer", "minimum": 0, "maximum": 100}, why=TEXT),
     "place": PLACE,
-    "people": _object(people=_list(_object(name=TEXT, home=PLACE), maxItems=4)),
-    "optional": _object(["a"], a=TEXT, b=TEXT, c=WHOLE, d=YES, e=NUMBER),
-    "nullable": _object(name=MAYBE, note=MAYBE),
-    "date": _object(day={"type": "string", "format": "date"}, at={"type": "string", "format": "date-time"}),
-    "email": _object(to={"type": "string", "format": "email"}, subject=TEXT),
-    "short": _object(name={"type": "string", "minLength": 1, "maxLength": 40}),
-    "long": _object(text={"type": "string", "maxLength": 2000}),
-    "steps": _object(steps=_list(_object(explanation=TEXT, output=TEXT), minItems=1, maxItems=8), final_answer=TEXT),
+    "people": object_of(people=list_of(object_of(name=TEXT, home=PLACE), maxItems=4)),
+    "optional": object_of(["a"], a=TEXT, b=TEXT, c=WHOLE, d=YES, e=NUMBER),
+    "nullable": object_of(name=MAYBE, note=MAYBE),
+    "date": object_of(day={"type": "string", "format": "date"}, at={"type": "string", "format": "date-time"}),
+    "email": object_of(to={"type": "string", "format": "email"}, subject=TEXT),
+    "short": object_of(name={"type": "string", "minLength": 1, "maxLength": 40}),
+    "long": object_of(text={"type": "string", "maxLength": 2000}),
+    "steps": object_of(
+        steps=list_of(object_of(explanation=TEXT, output=TEXT), minItems=1, maxItems=8), final_answer=TEXT
+    ),
     "tree": {
         "$ref": "#/$defs/node",
-        "$defs": {"node": _object(["value"], value=WHOLE, children=_list({"$ref": "#/$defs/node"}, maxItems=2))},
+        "$defs": {"node": object_of(["value"], value=WHOLE, children=list_of({"$ref": "#/$defs/node"}, maxItems=2))},
     },
-    "country": _object(country={"enum": [f"country {number}" for number in range(250)]}),
-    "shapes": _object(
-        shape={"anyOf": [_object(kind={"const": "circle"}, r=NUMBER), _object(kind={"const": "box"}, a=NUMBER)]}
+    "country": object_of(country={"enum": [f"country {number}" for number in range(250)]}),
+    "shapes": object_of(
+        shape={"anyOf": [object_of(kind={"const": "circle"}, r=NUMBER), object_of(kind={"const": "box"}, a=NUMBER)]}
     ),
-    "many fields": _object(**{f"field_{number}": TEXT for number in range(30)}),
+    "many fields": object_of(**{f"field_{number}": TEXT for number in range(30)}),
     "map": {"type": "object", "additionalProperties": WHOLE, "maxProperties": 6},
 }
 """Twenty schemas as they are sent for structured output."""
 TOOLS: dict[str, list[dict[str, Any]]] = {
     name: [{"type": "function", "function": {"name": tool, "parameters": schema}} for tool, schema in tools.items()]
     for name, tools in {
-        "weather": {"get_weather": _object(city=TEXT, unit={"enum": ["C", "F"]})},
-        "search": {"search": _object(["query"], query=TEXT, limit=WHOLE)},
-        "read": {"read_file": _object(["path"], path=TEXT, offset=WHOLE, limit=WHOLE)},
-        "write": {"write_file": _object(path=TEXT, content=TEXT)},
-        "edit": {"edit_file": _object(["path", "old", "new"], path=TEXT, old=TEXT, new=TEXT, all=YES)},
-        "shell": {"bash": _object(["command"], command=TEXT, timeout={"type": "number", "maximum": 600000})},
-        "argv": {"exec": _object(["argv"], argv=_list(TEXT), env={"type": "object", "additionalProperties": TEXT})},
-        "nothing": {"now": _object()},
-        "mail": {"send_mail": _object(["to", "body"], to=_list({"type": "string", "format": "email"}), body=TEXT)},
-        "todo": {"todo": _object(items=_list(_object(text=TEXT, state={"enum": ["open", "done"]}), maxItems=5))},
-        "sql": {"query": _object(["sql"], sql=TEXT, parameters=_list({"anyOf": [TEXT, NUMBER, {"type": "null"}]}))},
-        "http": {"fetch": _object(["url"], url=TEXT, method={"enum": ["GET", "POST"]}, body=MAYBE)},
-        "calendar": {"book": _object(start={"type": "string", "format": "date-time"}, people=_list(TEXT))},
-        "numbers": {"add": _object(a=NUMBER, b=NUMBER), "divide": _object(a=NUMBER, b=NUMBER)},
-        "nested": {"create": _object(user=_object(name=TEXT, home=PLACE), roles=_list({"enum": ["a", "b"]}))},
-        "patch": {"apply_patch": _object(patch=TEXT)},
-        "patterns": {"issue": _object(key={"type": "string", "pattern": "^[A-Z]{2,6}-[0-9]{1,5}$"}, text=TEXT)},
+        "weather": {"get_weather": object_of(city=TEXT, unit={"enum": ["C", "F"]})},
+        "search": {"search": object_of(["query"], query=TEXT, limit=WHOLE)},
+        "read": {"read_file": object_of(["path"], path=TEXT, offset=WHOLE, limit=WHOLE)},
+        "write": {"write_file": object_of(path=TEXT, content=TEXT)},
+        "edit": {"edit_file": object_of(["path", "old", "new"], path=TEXT, old=TEXT, new=TEXT, all=YES)},
+        "shell": {"bash": object_of(["command"], command=TEXT, timeout={"type": "number", "maximum": 600000})},
+        "argv": {"exec": object_of(["argv"], argv=list_of(TEXT), env={"type": "object", "additionalProperties": TEXT})},
+        "nothing": {"now": object_of()},
+        "mail": {"send_mail": object_of(["to", "body"], to=list_of({"type": "string", "format": "email"}), body=TEXT)},
+        "todo": {"todo": object_of(items=list_of(object_of(text=TEXT, state={"enum": ["open", "done"]}), maxItems=5))},
+        "sql": {"query": object_of(["sql"], sql=TEXT, parameters=list_of({"anyOf": [TEXT, NUMBER, {"type": "null"}]}))},
+        "http": {"fetch": object_of(["url"], url=TEXT, method={"enum": ["GET", "POST"]}, body=MAYBE)},
+        "calendar": {"book": object_of(start={"type": "string", "format": "date-time"}, people=list_of(TEXT))},
+        "numbers": {"add": object_of(a=NUMBER, b=NUMBER), "divide": object_of(a=NUMBER, b=NUMBER)},
+        "nested": {"create": object_of(user=object_of(name=TEXT, home=PLACE), roles=list_of({"enum": ["a", "b"]}))},
+        "patch": {"apply_patch": object_of(patch=TEXT)},
+        "patterns": {"issue": object_of(key={"type": "string", "pattern": "^[A-Z]{2,6}-[0-9]{1,5}$"}, text=TEXT)},
         "agent": {
-            "task": _object(description=TEXT, prompt=TEXT),
-            "glob": _object(["pattern"], pattern=TEXT, path=TEXT),
-            "grep": _object(["pattern"], pattern=TEXT, path=TEXT, glob=TEXT, context=WHOLE, multiline=YES),
-            "ls": _object(path=TEXT, ignore=_list(TEXT)),
+            "task": object_of(description=TEXT, prompt=TEXT),
+            "glob": object_of(["pattern"], pattern=TEXT, path=TEXT),
+            "grep": object_of(["pattern"], pattern=TEXT, path=TEXT, glob=TEXT, context=WHOLE, multiline=YES),
+            "ls": object_of(path=TEXT, ignore=list_of(TEXT)),
         },
-        "many optional": {"configure": _object([], **{f"option_{number}": MAYBE for number in range(24)})},
-        "forty tools": {f"tool_{number}": _object(text=TEXT, count=WHOLE) for number in range(40)},
+        "many optional": {"configure": object_of([], **{f"option_{number}": MAYBE for number in range(24)})},
+        "forty tools": {f"tool_{number}": object_of(text=TEXT, count=WHOLE) for number in range(40)},
     }.items()
 }
 """Twenty sets of tools, one of which has to be called."""

@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.grammars import NUMBER, TEXT, WHOLE
+from benchmarks.grammars import NUMBER, TEXT, WHOLE, list_of, object_of
 from benchmarks.harness import Output, interleave, paired, report, script
-from eyas.drafters.options import DrafterOptions
+from eyas.drafters.options import PREDICTION, DrafterOptions, needs_no_drafter
 from eyas.engine import Engine
 from eyas.options import TargetOptions
+from eyas.serve.tools.structured import closed_schema
 from eyas.session import Session
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
@@ -25,53 +26,45 @@ from eyas.types import Completion, GrammarSpec, Request, SamplingParams
 PLAIN = "none"
 
 
-def _closed(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "extract": (
         "Extract the data: Maria Keller, born 3 May 1984, is a freelance illustrator. She lives at Lindenweg 12, 79100 "
         "Freiburg, Germany. Answer in JSON.",
-        _closed(
+        object_of(
             full_name=TEXT,
             date_of_birth=TEXT,
             occupation=TEXT,
             employment_status={"enum": ["employed", "unemployed", "self-employed", "retired"]},
-            address=_closed(street=TEXT, postal_code=TEXT, country=TEXT),
+            address=object_of(street=TEXT, postal_code=TEXT, country=TEXT),
         ),
     ),
     "review": (
         "Review this: in src/app.py line 14 `eval(user_input)` runs what a user typed; in src/db.py line 88 SQL is "
         "built by concatenation; in tests/test_db.py line 3 there is an unused import. Answer in JSON.",
-        _closed(
+        object_of(
             summary=TEXT,
             severity={"enum": ["low", "medium", "high", "critical"]},
-            affected_files={
-                "type": "array",
-                "items": _closed(path=TEXT, line_number=WHOLE, suggested_change=TEXT),
-            },
+            affected_files=list_of(object_of(path=TEXT, line_number=WHOLE, suggested_change=TEXT)),
         ),
     ),
     "table": (
         "Make up a forecast for five days in Hamburg in March. Answer in JSON.",
-        _closed(
-            forecast={
-                "type": "array",
-                "items": _closed(
+        object_of(
+            forecast=list_of(
+                object_of(
                     weekday=TEXT,
                     temperature_celsius=NUMBER,
                     precipitation_probability=NUMBER,
                     wind_direction={"enum": ["north", "south", "east", "west"]},
-                ),
-            }
+                )
+            )
         ),
     ),
     "call": (
         "Book flights for two adults from Munich to Lisbon on 2026-12-04, in business class. Answer with a JSON call.",
-        _closed(
+        object_of(
             name={"const": "search_flights"},
-            arguments=_closed(
+            arguments=object_of(
                 origin_airport=TEXT,
                 destination_airport=TEXT,
                 departure_date=TEXT,
@@ -100,14 +93,13 @@ def main(
     session = Session.open(TargetOptions(model))
     engines = {PLAIN: session.engine()}
     for method in methods:
-        weightless = method in ("prediction", "suffix", "ngram")
-        source = None if weightless else draft_model
+        source = None if method == PREDICTION or needs_no_drafter(method) else draft_model
         engines[method] = session.engine(session.drafter(DrafterOptions(source, method)))
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=3)
     rows = []
     for task, (prompt, schema) in TASKS.items():
         ids = encode_chat(session.tokenizer, [Message(role="user", content=prompt)])
-        asked = Request(tuple(ids), params, grammar=GrammarSpec("json_schema", json.dumps(schema)))
+        asked = Request(tuple(ids), params, grammar=GrammarSpec("json_schema", json.dumps(closed_schema(schema))))
         done = interleave({name: partial(_answer, engine, asked) for name, engine in engines.items()}, repeats)
         expected = done[PLAIN][0].token_ids
         for name, answers in done.items():

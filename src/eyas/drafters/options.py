@@ -21,7 +21,7 @@ from eyas.hub import find_drafter
 AUTO = "auto"
 """The source of a drafter that is looked for (`eyas.drafters.automatic`); a folder of this name is `./auto`."""
 PREDICTION = "prediction"
-"""The method that copies from a request's prediction (`eyas.drafters.prediction`)."""
+"""Suffix decoding of requests with a prediction or a grammar, and of no others (`eyas.drafters.prediction`)."""
 
 
 def methods_without_drafter() -> tuple[str, ...]:

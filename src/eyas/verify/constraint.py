@@ -43,8 +43,8 @@ _FAST_SECONDS = 0.001
 _REST_RATIO = 1.0
 """How long the thread for slow masks pauses after each, relative to the time that it took."""
 _MOST_FORCED = 256
-"""Bytes of forced text that are divided into tokens: more than a round drafts. A hostile grammar forces 60,000, which
-take a tenth of a second."""
+"""Bytes of forced text that are divided into tokens in a round, which takes 0.1 to 0.2 milliseconds; the 60,000 that a
+hostile grammar forces take 18 to 100. With 64, 1,024 or all, a forced text of 478 tokens takes as many passes."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:

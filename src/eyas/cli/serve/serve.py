@@ -242,7 +242,7 @@ def serve(
 
 
 def _with_defaults(draft: DraftOptions) -> DraftOptions:
-    """With a drafter and no tree, `--tree auto`: trees sized by measured cost. Without one, predictions are drafted."""
+    """With a drafter and no tree, `--tree auto`: trees sized by measured cost. Without one, see `PREDICTION`."""
     if draft == DraftOptions():
         return replace(draft, method=PREDICTION, tree="auto")
     drafts = draft.draft_model is not None or needs_no_drafter(draft.method)
