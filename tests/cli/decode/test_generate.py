@@ -180,7 +180,7 @@ def test_another_chat_template(decode: Run, pair: Pair, tmp_path: Path) -> None:
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(decode: Run) -> None:
-    result = decode("--prompt", "How many?")
+    result = decode("--prompt", "How many?", "--tree", "chain:2")
     (row,) = objects(decode("--prompt", "How many?", "--json"))
     assert result.stdout == row["text"] + "\n"
     assert "8 tokens in" in result.stderr

@@ -220,10 +220,17 @@ def _tasks(
 def _engines(
     session: Session, drafters: Mapping[str, DrafterOptions], trees: Sequence[str], options: EngineOptions
 ) -> dict[str, Engine]:
-    """Plain decoding, and every drafter by its name; with several trees, by its tree as well."""
+    """Plain decoding, and every drafter by its name; with several trees, by its tree as well.
+
+    Without `trees`, every round drafts the drafter's own shape: `auto` may draft nothing, and hide a difference.
+    """
     from eyas.bench.offline.methods import engines_for
     from eyas.bench.offline.runner import PLAIN
+    from eyas.engine.default_tree import default_shape
 
-    made = engines_for(session, {name: session.drafter(one) for name, one in drafters.items()}, trees, options)
+    made: dict[tuple[str, str], Engine] = {}
+    for name, one in drafters.items():
+        drafter = session.drafter(one)
+        made |= engines_for(session, {name: drafter}, trees or [default_shape(drafter)], options)
     named = {f"{name} {tree}" if len(trees) > 1 else name: one for (name, tree), one in made.items()}
     return {PLAIN: session.engine(None, options)} | named
