@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from eyas import runtime
 from eyas.runtime import WeightMemory, keep_freed_memory, mapped_copy, mapped_zeros
 
 CPU = torch.device("cpu")
@@ -86,6 +89,27 @@ def test_weights_lie_side_by_side_and_apart() -> None:
     assert all(weight.data_ptr() % WeightMemory.ALIGNMENT == 0 for weight in made if weight.numel())
     one, other = made[:2]
     assert other.data_ptr() - one.data_ptr() == WeightMemory.ALIGNMENT
+
+
+@pytest.mark.parametrize(("milliseconds", "kept"), [((9, 0.1, 0.3), True), ((0.1, 9, 20), False)])
+def test_weights_are_in_small_pages_once_huge_ones_come_slowly(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: tuple[float, ...], kept: bool
+) -> None:
+    """The first huge page may be fast, because it's only the small pages in front of an aligned one, or slow once."""
+    asked = list[bool]()
+    mapping = runtime._mapping
+
+    def recorded(nbytes: int, huge: bool) -> Any:
+        asked.append(huge)
+        return mapping(nbytes, huge)
+
+    times = accumulate(second for after in milliseconds * 3 for second in (1.0, after / 1000))
+    monkeypatch.setattr(runtime, "_mapping", recorded)
+    monkeypatch.setattr("eyas.runtime.time.perf_counter", lambda: next(times))
+    memory = WeightMemory()
+    weights = [memory.zeros((WeightMemory.CHUNK,), torch.uint8, CPU) for _ in range(3)]
+    assert asked == [True, kept, kept]
+    assert not any(weight.any() for weight in weights)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

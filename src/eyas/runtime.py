@@ -168,7 +168,7 @@ def _mapping(nbytes: int, huge: bool) -> mmap.mmap | None:
 
 
 class WeightMemory:
-    """Memory for weights that are read in every pass: side by side, in huge pages from the start.
+    """Memory for weights that are read in every pass: side by side, in huge pages unless those are slow to get.
 
     A mapping of its own for each weight would end in small pages, at 1 MiB a weight. Here weights share mappings, which
     go back to the system when all weights in them are freed. Threads may share it.
@@ -178,11 +178,16 @@ class WeightMemory:
     """Bytes of a mapping, unless a weight is larger. What no weight was written to takes no memory."""
     ALIGNMENT = 64
     """Bytes of a cache line, which is also a vector register of AVX-512."""
+    SLOW_PAGE = 2e-3
+    """Seconds for the first byte of a huge page from which small pages are used. A core zeroes one in 0.1 to 0.4 ms. A
+    virtual machine whose host has to find the memory may wait 20 ms for each, 10 s for a gigabyte of weights, where
+    small pages take 1 s and are read as fast."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._pages: mmap.mmap | None = None
         self._used = 0
+        self._huge = True
 
     def zeros(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """`torch.zeros`; RuntimeError if there is no memory."""
@@ -199,11 +204,23 @@ class WeightMemory:
         """A mapping with room for so many bytes, if there can be one, and where in it they begin."""
         with self._lock:
             if self._pages is None or self._used + nbytes > len(self._pages):
-                self._pages = _mapping(max(self.CHUNK, nbytes + -nbytes % _HUGE_PAGE), huge=True)
+                self._pages = _mapping(max(self.CHUNK, nbytes + -nbytes % _HUGE_PAGE), self._huge)
                 self._used = 0
+                if self._huge and self._pages is not None:
+                    self._huge = self._first_bytes(self._pages) < self.SLOW_PAGE
             first = self._used
             self._used += nbytes + -nbytes % self.ALIGNMENT
             return self._pages, first
+
+    @staticmethod
+    def _first_bytes(pages: mmap.mmap) -> float:
+        """The median seconds for writing the first byte of a huge page, of three at the beginning of a mapping."""
+        times = list[float]()
+        for page in range(3):
+            start = time.perf_counter()
+            pages[page * _HUGE_PAGE] = 0
+            times.append(time.perf_counter() - start)
+        return sorted(times)[1]  # one in front of the first huge page is small
 
 
 WEIGHTS = WeightMemory()
