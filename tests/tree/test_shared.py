@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -321,6 +322,15 @@ def priced(rows: list[Text], calibrations: tuple[float, ...] | None, price: floa
     budget = 16 * len(rows)
     prices = tuple(price * n for n in range(1, budget + 1))
     return grow(PlannedTree(SharedTree(3, 2, budget), prices=prices, calibrations=calibrations), rows)
+
+
+def test_a_row_whose_tokens_are_worth_less_gets_fewer_nodes() -> None:
+    rows = [Text(3, 2, None) for _ in range(2)]  # twice the same
+    plan = PlannedTree(SharedTree(3, 2, 32), prices=tuple(0.1 * n for n in range(1, 33)))
+    same = grow(plan, rows)
+    assert len(set(same.valid.sum(1).tolist())) == 1
+    less = grow(replace(plan, weights=(1.0, 0.25)), rows).valid.sum(1).tolist()
+    assert less[0] == same.valid.sum(1)[0] > less[1]
 
 
 @given(st.integers(0, 500), st.integers(1, 3), st.sampled_from([0.4, 1.0, 1.7]))

@@ -148,6 +148,8 @@ class PlannedTree(TreeSpec):
     groups: tuple[int, ...] | None = None
     calibrations: tuple[float, ...] | None = None
     copy_exponents: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    """What an expected token of each of several rows is worth when `prices` choose nodes; None = 1."""
     keeps_candidates: bool = False
     found_only: bool = False
     looks_up: bool = True
@@ -244,6 +246,8 @@ class PlannedTree(TreeSpec):
         if allowed is not None:
             value *= allowed
         if len(value) > 1:
+            if self.weights is not None:
+                value *= np.array(self.weights)[:, None]
             chosen = most_profitable(value, self.node_prices, self.padding_prices, self.shape.per_row, self.alone)
             return chosen.mask(value)
         mask = np.zeros(value.shape, dtype=np.bool_)

@@ -140,3 +140,23 @@ def test_after_texts_that_nobody_guessed_the_next_is_expected_to_be_one() -> Non
     for text in range(9, 60):  # none of which is tried
         texts.follow([text])
     assert expected(texts) > 0.35
+
+
+def test_a_text_that_gets_ahead_is_worth_less_until_the_others_have_caught_up() -> None:
+    texts = Texts()
+    texts.follow([5, 6, 7])
+    assert texts.weights([5, 6, 7]) == (1.0, 1.0, 1.0)
+    for _ in range(32):
+        texts.advance([5, 6, 7], [9, 1, 1])
+    ahead, *others = texts.weights([5, 6, 7])
+    assert others[0] == others[1] > 1.5
+    assert others[0] / ahead == pytest.approx(1.0 + 8.0 * (1.0 - math.exp(-1.0)), rel=0.15)
+    texts.follow([5, 6, 8])
+    assert texts.weights([8])[0] == 1.0  # alone, none makes others wait
+    assert texts.weights([5, 6, 8]) == (ahead, *others)  # a new text counts as one that has got nowhere
+    for _ in range(200):
+        texts.advance([5, 6, 8], [1, 1, 1])
+    assert texts.weights([5, 6, 8]) == (1.0, 1.0, 1.0)
+    texts.follow([6])
+    texts.follow([5, 6])
+    assert texts.weights([5, 6]) == (1.0, 1.0)

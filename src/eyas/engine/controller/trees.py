@@ -102,8 +102,9 @@ class TreeArm(DraftArm):
         looks_up = self.lookups is not None and self.lookups.looking
         calibrations = () if prospect is None else tuple(self.texts.assumed(text).calibration for text in batch.texts)
         copies = self.gain.copies.exponents(batch.texts) if looks_up else ()
+        weights = self.texts.weights(batch.texts) if looks_up and batch.rows > 1 else ()
         shape = None if prospect is None else prospect.shape
-        key = (shape, batch.groups, calibrations, copies, probing, keeps, looks_up)
+        key = (shape, batch.groups, calibrations, copies, weights, probing, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
             self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], batch.rows)
         elif key not in self._made:
@@ -117,6 +118,7 @@ class TreeArm(DraftArm):
                 groups=batch.groups if any(batch.groups) else None,
                 calibrations=calibrations or None,
                 copy_exponents=copies or None,
+                weights=weights or None,
                 keeps_candidates=keeps,
                 # what deeper levels offer is only learned from drafts that don't end where they can't pay
                 level_price=-math.inf if keeps else made.level_price,
@@ -175,6 +177,9 @@ class TreeArm(DraftArm):
         drafted = self._learn(record, judged, clock)
         if not record.drafted:
             self.texts.rest()
+        if record.rows > 1:
+            emitted = [1] * record.rows if record.draft is None else list(map(len, record.draft.paths))
+            self.texts.advance(record.texts, emitted)
         self._analyzing.round(record.whole)
         return drafted
 
