@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
 from eyas.cli.common.options import DraftOptions, TargetPanel
@@ -110,3 +111,23 @@ def test_a_server_without_a_drafter_drafts_predictions_unless_it_is_told_not_to(
     found = _with_defaults(DraftOptions())
     assert (found.method, found.tree) == ("prediction", "auto")
     assert _with_defaults(DraftOptions(method="none")) == DraftOptions(method="none")
+
+
+@pytest.mark.parametrize(("device", "method"), [("cpu", "+suffix"), ("cuda", None)])
+def test_on_a_cpu_a_draft_model_is_joined_by_copies(
+    monkeypatch: pytest.MonkeyPatch, device: str, method: str | None
+) -> None:
+    class Opened(Exception):  # noqa: N818  # it is what should happen
+        """The model would be loaded."""
+
+    def open_engine(_: TargetPanel, draft: DraftOptions, **__: Any) -> Any:
+        raise Opened(draft.method)
+
+    monkeypatch.setattr("eyas.cli.serve.serve.open_engine", open_engine)
+    monkeypatch.setattr("eyas.targets.loading.resolve_device", lambda _: torch.device(device))
+    for adds, found in ((True, method), (False, None)):
+        with pytest.raises(Opened) as opened:
+            _load(
+                TargetPanel(model=TOY_TARGET), DraftOptions(draft_model=str(TOY_DRAFTER)), CapacityOptions(), None, adds
+            )
+        assert opened.value.args == (found,)

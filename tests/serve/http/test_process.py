@@ -110,6 +110,18 @@ def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp
         assert answers[0].json()["choices"] == expected.json()["choices"]
 
 
+@pytest.mark.parametrize(
+    ("options", "plus"), [((), "+suffix"), (("--method", "eagle3"), ""), (("--num-speculative-tokens", "2"), "")]
+)
+def test_a_draft_model_is_joined_by_copies_unless_more_is_said(
+    pair: Pair, tmp_path: Path, options: tuple[str, ...], plus: str
+) -> None:
+    with process("--model", pair.model, "--draft-model", pair.drafter, *options, log=tmp_path / "log") as server:
+        server.ready()
+        assert f"drafter={pair.drafter}{plus} " in server.said, server.said
+        assert server.complete(20).status_code == 200
+
+
 def test_a_second_signal_ends_it_at_once_and_says_nothing(pair: Pair, tmp_path: Path) -> None:
     with process("--model", pair.model, log=tmp_path / "log") as server:
         server.ready()

@@ -186,6 +186,7 @@ def serve(
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
+    adds_copies = draft.draft_model is not None and draft.method is None and _takes_defaults(draft)
     draft = _with_defaults(draft)
     if learns is not None:
         learns.check(draft)
@@ -218,7 +219,9 @@ def serve(
     if learner is not None:
         metrics.add(learner.series(settings.model_names[0]))
     thread = EngineThread(
-        lambda: _load(target, draft, capacity, learner), observer=observer, backlog=settings.backlog_chunks
+        lambda: _load(target, draft, capacity, learner, adds_copies),
+        observer=observer,
+        backlog=settings.backlog_chunks,
     )
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
@@ -246,17 +249,29 @@ def _with_defaults(draft: DraftOptions) -> DraftOptions:
     if draft == DraftOptions():
         return replace(draft, method=PREDICTION, tree="auto")
     drafts = draft.draft_model is not None or needs_no_drafter(draft.method)
-    if drafts and draft.tree is None and draft.num_speculative_tokens is None:
-        return replace(draft, tree="auto")
-    return draft
+    return replace(draft, tree="auto") if drafts and _takes_defaults(draft) else draft
+
+
+def _takes_defaults(draft: DraftOptions) -> bool:
+    """Whether the trees are for the server to choose."""
+    return draft.tree is None and draft.num_speculative_tokens is None
 
 
 def _load(
-    target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learner: Learner | None = None
+    target: TargetPanel,
+    draft: DraftOptions,
+    capacity: CapacityOptions,
+    learner: Learner | None = None,
+    adds_copies: bool = False,
 ) -> Engine:
+    """Load the engine. `adds_copies`: on a CPU a draft model that doesn't learn is combined with suffix decoding."""
     from eyas.serve.observe.logs import log_loaded
+    from eyas.targets.loading import resolve_device
     from eyas.types import Limits
 
+    # what people edit and complete is mostly copied
+    if adds_copies and learner is None and resolve_device(target.device).type == "cpu":
+        draft = replace(draft, method="+suffix")
     _check_context(target.model, capacity.max_model_len)
     limits = Limits(**{name: value for name, value in vars(capacity).items() if name != "max_model_len"})
     began = time.monotonic()
@@ -267,7 +282,9 @@ def _load(
     if learner is not None:
         assert engine.speculation is not None
         learner.start(engine.speculation.drafter)
-    log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
+    _, plus, lookup = (draft.method or "").partition("+")
+    drafter = draft.method if draft.draft_model is None else f"{draft.draft_model}{plus}{lookup}"
+    log_loaded(engine, drafter, tree_text(draft), time.monotonic() - began)
     # all that exists now stays: else a request of a million small lists makes the collector go through all of it
     gc.collect()
     gc.freeze()
