@@ -243,6 +243,23 @@ def test_looking_up_beside_a_network_goes_on_where_copies_pay(share: float, leas
     assert least <= looked <= most
 
 
+def test_a_row_alone_searches_whatever_searches_gained_beside_others() -> None:
+    simulation = Lookups(MACHINE, CopiedText([1.0] * 4, [1.0] * 4), searching=0.1 / plain_rate(4))
+    made = looks_up(computes=False)
+    simulation.run(made, 100)
+    assert made._lookups is not None
+    assert not made._lookups.of(4).pays
+    copied = CopiedText([1.0], [1.0], seed=6, share=0.95, sure=0.98)
+    alone = Lookups(MACHINE, copied, searching=simulation.searching)
+    assert alone.run(made, 10) > 3.0 * plain_rate(1)
+
+
+def test_every_sequence_is_observed_although_nothing_was_found_beside_others() -> None:
+    made = looks_up(computes=False)
+    Lookups(MACHINE, CopiedText([1.0] * 4, [1.0] * 4)).run(made, 200)
+    assert all(made.observes(4) for _ in range(20))
+
+
 def test_a_search_that_does_not_pay_is_in_no_forecast() -> None:
     searching = 0.2 / plain_rate(1)
     simulation = Lookups(MACHINE, CopiedText([3.0], [0.9], seed=9, network=True), searching=searching)
@@ -252,7 +269,7 @@ def test_a_search_that_does_not_pay_is_in_no_forecast() -> None:
     made._situation = ()  # plan anew
     simulation.run(made, 1)
     assert made.costs.overhead > 0.2 * searching
-    while made._lookups.pays:
+    while made._lookups.of(1).pays:
         simulation.run(made, 1)
     made._situation = ()
     simulation.run(made, 1)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from eyas.engine.controller.copy_search import CopySearch
+from eyas.engine.controller.copy_search import CopySearches
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
@@ -73,7 +73,7 @@ class DraftArm(ABC):
     """The deepest tree."""
     drafts: bool = True
     """Whether a network, or a window, drafts; if not, every tree is looked up."""
-    lookups: CopySearch | None = None
+    lookups: CopySearches | None = None
     """Decides whether copies are looked for; None = there are none."""
     recordings: Recordings | None = None
     """The trees recorded as CUDA graphs; None = the host can count nodes, and end drafts, without a sync."""

@@ -108,8 +108,11 @@ class Controller:
         """Rounds since the drafter last observed: about as many pairs as each row has deferred."""
 
     def observes(self, rows: int) -> bool:
-        """Whether the drafter observes a sequence that begins as one of `rows`."""
-        return self._observation.admits(rows)
+        """Whether the drafter observes a sequence that begins as one of `rows`.
+
+        One that looks up observes all: copies that don't pay beside other rows may pay as soon as these have ended.
+        """
+        return self._lookups is not None or self._observation.admits(rows)
 
     def decoded(self, rows: int) -> None:
         """Account for any round, of `rows` rows, whether the drafter observes them or not."""
@@ -200,7 +203,7 @@ class Controller:
                 return None
             tried = prospects.of(probe.prospect.shape)  # the batch may have changed since
             return self.arm.tree(tried, batch, probing=True)
-        looks_up = lookups is not None and lookups.looking
+        looks_up = lookups is not None and lookups.of(rows).looking
         planned = None if used is None and not looks_up else self.arm.tree(used, batch, probing=False)
         left = math.inf if self._max_length is None else self._max_length - max(batch.lengths)
         if prospects is not None:
@@ -214,7 +217,7 @@ class Controller:
         self.arm.gain.settle(values=settles)
         if settles:  # too slow for every change of rows: a fifth of a round of a small target
             self.costs.settle()
-        searching = 0.0 if self._lookups is None else self._lookups.seconds
+        searching = 0.0 if self._lookups is None else self._lookups.of(batch.rows).seconds
         self.costs.overhead = self._overhead.beyond_plain("drafted") + searching
         self._choice.renew(self.arm.prospects(batch, self.costs, self._totals.prompt_pairs))
         if settles:
@@ -268,7 +271,7 @@ class Controller:
             beyond = self._overhead.beyond_plain("looked up")
             copied, nodes = record.emitted - record.rows - accepted, record.tokens - record.rows
             added = choice.prospects.added(nodes) if nodes and not drafted else 0.0
-            self._lookups.account(record, copied, added, choice.rate, beyond)
+            self._lookups.of(record.rows).account(record, copied, added, choice.rate, beyond)
         if self.arm.recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and choice.used is not None:
                 self.arm.recordings.learn(record.rows, record.spec, whole, choice.used.seconds)

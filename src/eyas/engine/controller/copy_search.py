@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from eyas.engine.controller.budget import Budget
 from eyas.engine.controller.records import RoundRecord
 
@@ -56,3 +58,18 @@ class CopySearch:
             self._gain = self._gain * _FADE + (1.0 - _FADE) * (copied / rate - added)
             self._cost = self._cost * _FADE + (1.0 - _FADE) * cost
         self.looking = self.pays or self._budget.affords(self._cost)
+
+
+class CopySearches:
+    """The decisions for batches of 1, 2 to 3, 4 to 7 rows and so on, as for costs.
+
+    Where several rows' passes take time in proportion to their tokens, the same copies may save nothing that save most
+    of the time of a row alone.
+    """
+
+    def __init__(self) -> None:
+        self._by_size: defaultdict[int, CopySearch] = defaultdict(CopySearch)
+
+    def of(self, rows: int) -> CopySearch:
+        """The decision for a batch of so many rows."""
+        return self._by_size[rows.bit_length()]

@@ -10,7 +10,7 @@ import numpy as np
 
 from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.budget import Pace
-from eyas.engine.controller.copy_search import CopySearch
+from eyas.engine.controller.copy_search import CopySearches
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Explorer
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
@@ -59,7 +59,7 @@ class TreeArm(DraftArm):
         self.explorer = Explorer()
         self.depth = depth
         self.drafts = computes
-        self.lookups = CopySearch() if looks_up else None
+        self.lookups = CopySearches() if looks_up else None
         self.recordings = None if counts_freely else Recordings(widths)
         self._widths = tuple(widths)
         self._counts_freely = counts_freely
@@ -99,7 +99,7 @@ class TreeArm(DraftArm):
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
         keeps = probing or self._analyzing.due()
-        looks_up = self.lookups is not None and self.lookups.looking
+        looks_up = self.lookups is not None and self.lookups.of(batch.rows).looking
         calibrations = () if prospect is None else tuple(self.texts.assumed(text).calibration for text in batch.texts)
         copies = self.gain.copies.exponents(batch.texts) if looks_up else ()
         weights = self.texts.weights(batch.texts) if looks_up and batch.rows > 1 else ()
