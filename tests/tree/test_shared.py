@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -329,7 +328,7 @@ def test_a_row_whose_tokens_are_worth_less_gets_fewer_nodes() -> None:
     plan = PlannedTree(SharedTree(3, 2, 32), prices=tuple(0.1 * n for n in range(1, 33)))
     same = grow(plan, rows)
     assert len(set(same.valid.sum(1).tolist())) == 1
-    less = grow(replace(plan, weights=(1.0, 0.25)), rows).valid.sum(1).tolist()
+    less = grow(dataclasses.replace(plan, weights=(1.0, 0.25)), rows).valid.sum(1).tolist()
     assert less[0] == same.valid.sum(1)[0] > less[1]
 
 

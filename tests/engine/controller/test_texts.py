@@ -146,7 +146,7 @@ def test_a_text_that_gets_ahead_is_worth_less_until_the_others_have_caught_up() 
     texts = Texts()
     texts.follow([5, 6, 7])
     assert texts.weights([5, 6, 7]) == (1.0, 1.0, 1.0)
-    for _ in range(32):
+    for _ in range(128):
         texts.advance([5, 6, 7], [9, 1, 1])
     ahead, *others = texts.weights([5, 6, 7])
     assert others[0] == others[1] > 1.5
@@ -154,7 +154,7 @@ def test_a_text_that_gets_ahead_is_worth_less_until_the_others_have_caught_up() 
     texts.follow([5, 6, 8])
     assert texts.weights([8])[0] == 1.0  # alone, none makes others wait
     assert texts.weights([5, 6, 8]) == (ahead, *others)  # a new text counts as one that has got nowhere
-    for _ in range(200):
+    for _ in range(800):
         texts.advance([5, 6, 8], [1, 1, 1])
     assert texts.weights([5, 6, 8]) == (1.0, 1.0, 1.0)
     texts.follow([6])

@@ -177,7 +177,7 @@ class TreeArm(DraftArm):
         drafted = self._learn(record, judged, clock)
         if not record.drafted:
             self.texts.rest()
-        if record.rows > 1:
+        if record.rows > 1 and self.lookups is not None:
             emitted = [1] * record.rows if record.draft is None else list(map(len, record.draft.paths))
             self.texts.advance(record.texts, emitted)
         self._analyzing.round(record.whole)
