@@ -256,6 +256,7 @@ def test_a_row_alone_searches_whatever_searches_gained_beside_others() -> None:
 
 def test_every_sequence_is_observed_although_nothing_was_found_beside_others() -> None:
     made = looks_up(computes=False)
+    assert all(made.observes(4) for _ in range(4))
     Lookups(MACHINE, CopiedText([1.0] * 4, [1.0] * 4)).run(made, 200)
     assert all(made.observes(4) for _ in range(20))
 
